@@ -1,0 +1,1 @@
+"""Measurements against peers; each module prints one JSON line last."""

@@ -1,0 +1,1 @@
+"""What every Sluice package shares: ids, messages, KV layout, config, errors, logging, metrics."""

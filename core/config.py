@@ -1,0 +1,177 @@
+"""The one configuration file, validated once and frozen: the same locally, in Ray, in Helm."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from core.errors import ConfigError
+
+PositiveInt = Annotated[int, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ModelConfig(_Section):
+    """Which model, and in which precision."""
+
+    model: str = "default"
+    """A folder with config, tokenizer and safetensors, a hub id, or ``default``."""
+    served_name: str | None = None
+    """Name in the API; by default the folder's or hub id's last part."""
+    revision: str | None = None
+    """Of a hub id."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    max_model_len: PositiveInt | None = None
+    """Prompt and output tokens of one request; by default what the model's config allows."""
+
+
+class CacheConfig(_Section):
+    """KV pool of one worker."""
+
+    block_size: PositiveInt = 16
+    """Token slots in one block. Both sides of a transfer must agree."""
+    num_blocks: PositiveInt | None = None
+    """Blocks in the pool; by default as many as fit in ``memory_gib``."""
+    memory_gib: Annotated[float, Field(gt=0)] = 1.0
+    """Size of the pool where ``num_blocks`` is not set."""
+    prefix_caching: bool = True
+    zero_on_allocate: bool = False
+    """Clear a block before its first use; blocks that a read fills are never cleared."""
+    quarantine_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Above this part of the pool in QUARANTINED, the oldest peer's endpoint is torn down."""
+
+
+class SchedulerConfig(_Section):
+    """Batching of one worker."""
+
+    max_num_seqs: PositiveInt = 64
+    """Sequences in one step."""
+    max_batch_tokens: PositiveInt = 512
+    """Tokens in one step: decode tokens first, prefill chunks in what is left."""
+    overlap_depth: Annotated[int, Field(ge=1, le=4)] = 2
+    """Steps in flight: 2 schedules step N+1 before step N's output is read."""
+
+
+class EngineConfig(_Section):
+    """How a worker computes."""
+
+    num_threads: NonNegativeInt = 0
+    """CPU threads of one worker; 0: all cores."""
+    attention: Literal["auto", "reference", "native"] = "auto"
+    """``native`` is the compiled CPU kernel; ``reference`` is plain torch."""
+
+
+class TransferConfig(_Section):
+    """How KV moves from prefill to decode workers."""
+
+    transport: Literal["nixl"] = "nixl"
+    lease_s: Seconds = 30.0
+    """How long a ticket is good, and by how much a renewal extends it."""
+    renew_interval_s: Seconds = 5.0
+    prefill_timeout_s: Seconds = 120.0
+    """From the request to a prefill worker until its last ticket."""
+    read_timeout_s: Seconds = 30.0
+    """From posting a read until it is terminal; then the endpoint is torn down."""
+    pump_interval_s: Seconds = 0.0002
+    """Between progress calls while a read is outstanding; nothing runs while none is."""
+
+    @model_validator(mode="after")
+    def _renews_in_time(self) -> Self:
+        if self.renew_interval_s * 2 > self.lease_s:
+            message = (
+                f"renew_interval_s={self.renew_interval_s} must be at most half of "
+                f"lease_s={self.lease_s}"
+            )
+            raise ValueError(message)
+        return self
+
+
+class RouterConfig(_Section):
+    """The OpenAI API and the choice of workers."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    control_port: Port = 0
+    """Where workers report; 0: a free one."""
+    local_prefill_max_tokens: NonNegativeInt = 64
+    """Prompts of at most this many tokens are prefilled on the decode worker."""
+    max_body_mib: PositiveInt = 8
+    max_pending_requests: PositiveInt = 1024
+    """Requests in the router at once; more are answered 503."""
+    max_attempts: PositiveInt = 3
+    request_timeout_s: Seconds = 600.0
+    worker_silence_s: Seconds = 4.0
+    """A worker silent for longer gets no requests, and its requests are retried."""
+    admission_wait_s: Seconds = 5.0
+    """How long a request waits for a ready decode worker before a 503."""
+
+
+class DeployConfig(_Section):
+    """Which processes run."""
+
+    prefill: NonNegativeInt = 1
+    """Prefill workers; 0 serves everything on decode workers."""
+    decode: PositiveInt = 1
+    ray_address: str | None = None
+    """A running Ray cluster; by default one is started on this machine and stopped at the end."""
+    start_timeout_s: Seconds = 300.0
+    stop_timeout_s: Seconds = 10.0
+    max_restarts: NonNegativeInt = 100
+    """Of one worker, before it stays down."""
+
+
+class SluiceConfig(_Section):
+    """The root of the file. Nothing below ``deploy`` reads files or the environment."""
+
+    model: ModelConfig = ModelConfig()
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    engine: EngineConfig = EngineConfig()
+    transfer: TransferConfig = TransferConfig()
+    router: RouterConfig = RouterConfig()
+    deploy: DeployConfig = DeployConfig()
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Return the validated config in the YAML file at ``path``.
+
+        Raises:
+            ConfigError: the file cannot be read, is not YAML, or a field is wrong.
+        """
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"config file {path}: {error.strerror}") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"config file {path} is not YAML: {reason}") from error
+        if content is not None and not isinstance(content, dict):
+            raise ConfigError(f"config file {path}: the top level must be a mapping of sections")
+        return cls.parse(content or {}, source=str(path))
+
+    @classmethod
+    def parse(cls, content: dict[str, object], *, source: str) -> Self:
+        """Return the validated config in ``content``.
+
+        Raises:
+            ConfigError: one line that names every wrong field, its value and what is allowed.
+        """
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            problems = "; ".join(
+                f"{'.'.join(str(part) for part in problem['loc']) or 'config'}: "
+                f"{problem['msg'].removeprefix('Value error, ')}"
+                f" (got {problem['input']!r:.80})"
+                for problem in error.errors()
+            )
+            raise ConfigError(f"{source}: {problems}") from error

@@ -1,0 +1,1 @@
+"""The decode fleet: reads KV, runs the batch, streams tokens."""

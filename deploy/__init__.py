@@ -1,0 +1,1 @@
+"""Starts, watches and stops everything: the command line, Ray, the demo."""

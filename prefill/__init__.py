@@ -1,0 +1,1 @@
+"""The prefill fleet: computes prompts and offers their KV by tickets."""

@@ -1,0 +1,1 @@
+"""How KV crosses between workers: tickets and leases, the reader, UCX. Knows no tokens."""
