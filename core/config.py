@@ -1,7 +1,7 @@
 """The one configuration file, validated once and frozen: the same locally, in Ray, in Helm."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, cast
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -148,15 +148,15 @@ class SluiceConfig(_Section):
             ConfigError: the file cannot be read, is not YAML, or a field is wrong.
         """
         try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+            content: object = yaml.safe_load(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"config file {path}: {error.strerror}") from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             reason = " ".join(str(error).split())
             raise ConfigError(f"config file {path} is not YAML: {reason}") from error
-        if content is not None and not isinstance(content, dict):
+        if not isinstance(content, dict | None):
             raise ConfigError(f"config file {path}: the top level must be a mapping of sections")
-        return cls.parse(content or {}, source=str(path))
+        return cls.parse(cast("dict[str, object]", content or {}), source=str(path))
 
     @classmethod
     def parse(cls, content: dict[str, object], *, source: str) -> Self:

@@ -1,0 +1,140 @@
+"""A peer that dies, restarts, lies about its version or holds the wrong keys must be noticed.
+
+Otherwise requests wait for ever on a channel that nobody answers, or a stranger drives a worker.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from core.channel import ChannelKeys, ClientChannel, ClientId, ClientLost, ServerChannel
+from core.errors import ConfigError, HandshakeError, PeerLostError
+from core.ids import Attempt, Incarnation, RequestId, WorkerId
+from core.messages import Abort, Hello, Refused, Welcome
+
+KEYS = ChannelKeys.generate()
+HELLO = Hello(name="router", incarnation=Incarnation("c1"))
+ABORT = Abort(RequestId("r"), Attempt(1))
+
+
+def take_all(_client: ClientId, _hello: Hello) -> Welcome | Refused:
+    return Welcome(worker_id=WorkerId("decode-0"), incarnation=Incarnation("s1"))
+
+
+@asynccontextmanager
+async def open_server(**options: object) -> AsyncIterator[ServerChannel]:
+    server = ServerChannel(
+        host="127.0.0.1",
+        keys=KEYS,
+        incarnation=Incarnation("s1"),
+        **({"welcome": take_all} | options),  # type: ignore[arg-type]
+    )
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+async def test_messages_cross_in_both_directions() -> None:
+    async with open_server() as server:
+        receiving = asyncio.create_task(server.receive())
+        client = ClientChannel(server.address, keys=KEYS, hello=HELLO)
+        welcome = await client.connect()
+        assert welcome.worker_id == "decode-0"
+        client.send(ABORT)
+        sender, message = await receiving
+        assert message == ABORT
+        server.send(sender, ABORT)
+        assert await client.receive() == ABORT
+        client.close()
+
+
+async def test_silent_client_is_reported_once() -> None:
+    async with open_server(silence_s=0.4) as server:
+        receiving = asyncio.create_task(server.receive())
+        client = ClientChannel(server.address, keys=KEYS, hello=HELLO, silence_s=0.4)
+        await client.connect()
+        await asyncio.sleep(0.6)  # pings keep it alive beyond the bound
+        assert not receiving.done()
+        client.close()
+        _, event = await receiving
+        assert event == ClientLost()
+
+
+async def test_closed_server_is_lost_at_once() -> None:
+    async with open_server() as server:
+        receiving = asyncio.create_task(server.receive())
+        client = ClientChannel(server.address, keys=KEYS, hello=HELLO, silence_s=60)
+        await client.connect()
+        receiving.cancel()
+        server.close()
+        with pytest.raises(PeerLostError, match="connection closed"):
+            await client.receive()
+        client.close()
+
+
+async def test_frozen_server_is_lost_after_the_bound() -> None:
+    async with open_server() as server:
+        receiving = asyncio.create_task(server.receive())
+        client = ClientChannel(server.address, keys=KEYS, hello=HELLO, silence_s=0.4)
+        await client.connect()
+        receiving.cancel()  # nobody answers pings any more
+        with pytest.raises(PeerLostError, match="silent"):
+            await client.receive()
+        client.close()
+
+
+async def test_other_protocol_version_is_refused_with_the_fix() -> None:
+    async with open_server() as server:
+        receiving = asyncio.create_task(server.receive())
+        hello = Hello(name="router", incarnation=Incarnation("c1"), protocol_version=0)
+        client = ClientChannel(server.address, keys=KEYS, hello=hello)
+        with pytest.raises(HandshakeError, match="run one Sluice version"):
+            await client.connect()
+        receiving.cancel()
+
+
+async def test_client_without_the_deployments_key_gets_nothing() -> None:
+    async with open_server() as server:
+        receiving = asyncio.create_task(server.receive())
+        stranger = ChannelKeys.generate()
+        keys = ChannelKeys(KEYS.server_public, b"", stranger.client_public, stranger.client_secret)
+        client = ClientChannel(server.address, keys=keys, hello=HELLO)
+        with pytest.raises(PeerLostError):
+            await client.connect(timeout_s=2)
+        receiving.cancel()
+
+
+async def test_nothing_listening_is_lost_within_the_timeout() -> None:
+    client = ClientChannel("tcp://127.0.0.1:9", keys=KEYS, hello=HELLO)
+    with pytest.raises(PeerLostError):
+        await client.connect(timeout_s=2)
+
+
+async def test_busy_port_is_one_clear_error() -> None:
+    async with open_server() as server:
+        port = int(server.address.rsplit(":", 1)[1])
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+            ServerChannel(
+                host="127.0.0.1",
+                port=port,
+                keys=KEYS,
+                incarnation=Incarnation("s2"),
+                welcome=take_all,
+            )
+
+
+async def test_message_before_hello_is_refused_and_not_delivered() -> None:
+    async with open_server() as server:
+        receiving = asyncio.create_task(server.receive())
+        client = ClientChannel(server.address, keys=KEYS, hello=HELLO)
+        client._socket.connect(server.address)
+        client.send(ABORT)
+        answer = await client._next_message()
+        assert isinstance(answer, Refused)
+        assert "starts with Hello" in answer.reason
+        assert server.num_dropped == 1
+        receiving.cancel()
+        client.close()
