@@ -1,0 +1,77 @@
+"""All KV blocks of one worker: one contiguous, page-aligned allocation that a NIC can write to."""
+
+import mmap
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from core.kv_layout import KVLayout
+
+TORCH_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+class KVPool:
+    """``num_blocks`` blocks of ``layout``, cleared at the start.
+
+    Cleared, because attention multiplies what it masks by zero, and NaN times zero is NaN.
+    """
+
+    def __init__(self, layout: KVLayout, num_blocks: int, *, device: torch.device) -> None:
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.blocks = _allocate(num_blocks * layout.block_nbytes, device).view(
+            num_blocks, layout.block_nbytes
+        )
+        """[num_blocks, block_nbytes] uint8."""
+        per_layer = self.blocks.view(TORCH_DTYPES[layout.dtype]).view(
+            num_blocks,
+            layout.layers_per_group,
+            2,
+            layout.block_size,
+            layout.num_kv_heads,
+            layout.head_dim,
+        )
+        self.keys = tuple(per_layer[:, at, 0] for at in range(layout.layers_per_group))
+        """Per layer of a group, by its place there: [num_blocks, block_size, kv_heads, head_dim].
+
+        The groups share the pool: which block belongs to which group is the block tables' matter.
+        """
+        self.values = tuple(per_layer[:, at, 1] for at in range(layout.layers_per_group))
+
+    @property
+    def address(self) -> int:
+        """Of the first byte, in this process or on the device."""
+        return self.blocks.data_ptr()
+
+    @property
+    def nbytes(self) -> int:
+        """Of the whole pool."""
+        return self.blocks.numel()
+
+    def zero(self, block_ids: Sequence[int]) -> None:
+        """Clear the named blocks."""
+        self.fill(block_ids, 0)
+
+    def fill(self, block_ids: Sequence[int], byte: int) -> None:
+        """Set every byte of the named blocks to ``byte``."""
+        if len(block_ids):
+            self.blocks[torch.tensor(block_ids, device=self.blocks.device)] = byte
+
+    def bytes_of(self, block_id: int) -> bytes:
+        """Return a copy of one block."""
+        return self.blocks[block_id].cpu().numpy().tobytes()
+
+
+def _allocate(nbytes: int, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(nbytes, dtype=torch.uint8, device=device)
+    # Private: a child process that is forked must not share the pool's pages.
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.from_numpy(np.frombuffer(memory, dtype=np.uint8))
