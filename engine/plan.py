@@ -39,8 +39,10 @@ class ForwardPlan:
     """[R] int64: rows whose logits are wanted, in the order of the step."""
     sample_slots: torch.Tensor
     """[R] int64: the slots of those rows."""
-    max_query_len: int
-    max_kv_len: int
+    host_query_starts: NDArray[np.int64]
+    """[S + 1], the same as ``query_starts``, in host memory."""
+    host_kv_lens: NDArray[np.int64]
+    """[S], the same as ``kv_lens``, in host memory."""
 
     @property
     def num_tokens(self) -> int:
@@ -90,8 +92,8 @@ def build_plan(
         kv_lens=put(kv_lens.astype(np.int32)),
         sample_rows=put(starts[1:][sampled] - 1),
         sample_slots=put(slots[sampled]),
-        max_query_len=int(lengths.max()),
-        max_kv_len=int(kv_lens.max()),
+        host_query_starts=starts,
+        host_kv_lens=kv_lens,
     )
 
 

@@ -1,0 +1,39 @@
+"""One forward of the model over a step's plan."""
+
+from typing import Any
+
+import torch
+
+from engine.attention_reference import ReferenceAttention
+from engine.kv_pool import KVPool
+from engine.loading import LoadedModel
+from engine.plan import ForwardPlan
+
+
+class PagedModel:
+    """A loaded model together with the pool that holds its KV."""
+
+    def __init__(self, loaded: LoadedModel, *, block_size: int, num_blocks: int) -> None:
+        self.spec = loaded.spec
+        self.device = loaded.device
+        self.kv_pool = KVPool(loaded.spec.kv_layout(block_size), num_blocks, device=loaded.device)
+        self._module: Any = loaded.module
+        # A mask that is four-dimensional is taken as made: transformers then skips making one.
+        self._no_mask = torch.zeros(1, 1, 1, 1, device=loaded.device)
+
+    @torch.inference_mode()
+    def forward(self, plan: ForwardPlan) -> torch.Tensor:
+        """Write the step's KV to the pool and return logits [R, vocab] float32 of the sampled rows.
+
+        Rows of ``plan.device_rows`` must have been filled.
+        """
+        output = self._module(
+            input_ids=plan.token_ids[None],
+            position_ids=plan.positions[None],
+            attention_mask=self._no_mask,
+            use_cache=False,
+            logits_to_keep=plan.sample_rows,
+            paged=ReferenceAttention(plan, self.kv_pool),
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits.float()
