@@ -144,7 +144,8 @@ class ServerChannel:
 
     def send(self, client: ClientId, message: AnyMessage) -> None:
         """Queue ``message``; it is dropped and counted where the client is gone."""
-        future = asyncio.ensure_future(self._socket.send_multipart([client, encode(message)]))
+        sending = self._socket.send_multipart([client, encode(message)])  # pyright: ignore[reportUnknownMemberType]
+        future = asyncio.ensure_future(sending)
         future.add_done_callback(self._count_failed_send)
 
     def close(self) -> None:

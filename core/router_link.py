@@ -1,0 +1,75 @@
+"""A worker's standing report to the router: ready, where, and how loaded."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from core.channel import ChannelKeys, ClientChannel
+from core.errors import HandshakeError, PeerLostError
+from core.ids import Incarnation, WorkerId
+from core.messages import Heartbeat, Hello
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_INTERVAL_S = 1.0
+
+
+class RouterLink:
+    """Reports each second, and on every ``report_now``; a lost router is looked for again."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        keys: ChannelKeys,
+        worker_id: WorkerId,
+        incarnation: Incarnation,
+        heartbeat: Callable[[], Heartbeat],
+    ) -> None:
+        self._address = address
+        self._keys = keys
+        self._hello = Hello(name=worker_id, incarnation=incarnation)
+        self._heartbeat = heartbeat
+        self._report = asyncio.Event()
+
+    def report_now(self) -> None:
+        """Send a heartbeat without waiting for the next second."""
+        self._report.set()
+
+    async def run(self) -> None:
+        """Report until cancelled.
+
+        Raises:
+            HandshakeError: the router refused this worker; another try does not help.
+        """
+        while True:
+            channel = ClientChannel(self._address, keys=self._keys, hello=self._hello)
+            try:
+                await channel.connect()
+                log.info("router=%s event=connected", self._address)
+                await self._report_over(channel)
+            except HandshakeError:
+                raise
+            except PeerLostError as error:
+                log.warning("router=%s event=lost reason=%s", self._address, error)
+                await asyncio.sleep(HEARTBEAT_INTERVAL_S / 2)
+            finally:
+                channel.close()
+
+    async def _report_over(self, channel: ClientChannel) -> None:
+        """Report until the channel is lost."""
+        listening = asyncio.create_task(channel.receive())  # the router only answers pings
+        try:
+            while not listening.done():
+                channel.send(self._heartbeat())
+                self._report.clear()
+                waiting = asyncio.create_task(self._report.wait())
+                await asyncio.wait(
+                    {waiting, listening},
+                    timeout=HEARTBEAT_INTERVAL_S,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                waiting.cancel()
+            listening.result()
+        finally:
+            listening.cancel()
