@@ -1,0 +1,103 @@
+"""What the transfer needs from a network: one-sided reads whose end can be proven."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from core.ids import Incarnation, ReadId
+from core.messages import PoolEndpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Adjacent bytes that one descriptor moves. Offsets count from the start of each pool."""
+
+    local_offset: int
+    remote_offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOutcome:
+    """A read is terminal: none of its bytes will be written any more."""
+
+    read: ReadId
+    peer: Incarnation
+    failure: str | None = None
+    """Why it failed; None: every byte has landed."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every byte of the read is in the local pool."""
+        return self.failure is None
+
+
+class Transport(Protocol):
+    """Reads from peers' pools straight into the local one.
+
+    Not thread-safe: one event loop owns each instance. Nothing runs behind the caller's back, so
+    both sides must call: ``poll`` while own reads are outstanding, ``progress`` while a peer reads.
+    """
+
+    @property
+    def name(self) -> str:
+        """Value of ``PoolEndpoint.transport``, and label of metrics."""
+        ...
+
+    def register(self, address: int, nbytes: int) -> None:
+        """Make ``[address, address + nbytes)`` the local pool. Once, before all else.
+
+        Raises:
+            ConfigError: the memory cannot be registered, or a pool already is. Fatal: without a
+                registered pool no read can be right.
+        """
+        ...
+
+    def endpoint(self) -> PoolEndpoint:
+        """Return what a peer needs to read the local pool. It stays good until ``close``."""
+        ...
+
+    def connect(self, peer: Incarnation, endpoint: PoolEndpoint) -> None:
+        """Prepare reads from ``peer``. A peer that is already connected is left as it is.
+
+        Raises:
+            TransferError: the endpoint is of another transport, or cannot be used.
+        """
+        ...
+
+    def is_connected(self, peer: Incarnation) -> bool:
+        """Whether ``read`` takes ``peer``: connected, and not torn down since."""
+        ...
+
+    def read(self, peer: Incarnation, extents: Sequence[Extent]) -> ReadId:
+        """Post one read of all ``extents`` and return its id. It ends in exactly one outcome.
+
+        Raises:
+            PeerLostError: ``peer`` is not connected, or the post failed. The read is terminal: none
+                of its bytes will be written. Outcomes of the peer's other reads follow in ``poll``.
+            TransferError: an extent is outside of a pool. Nothing was posted.
+        """
+        ...
+
+    def poll(self) -> list[ReadOutcome]:
+        """Make progress, and return the reads that became terminal since the last call.
+
+        A failed read fails its peer: the endpoint is torn down before any outcome says so, since an
+        error status alone does not prove that no other descriptor of it lands later.
+        """
+        ...
+
+    def tear_down(self, peer: Incarnation) -> list[ReadId]:
+        """End every read of ``peer`` and return their ids; ``poll`` does not report them again.
+
+        On return nothing of them is written any more. The peer may be connected anew.
+        """
+        ...
+
+    def progress(self) -> None:
+        """Serve readers of the local pool: called while one of them says that it reads."""
+        ...
+
+    def close(self) -> None:
+        """Tear down every peer and the local pool's registration. Nothing is written afterwards."""
+        ...
