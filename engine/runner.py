@@ -1,0 +1,192 @@
+"""Runs one step at a time on one model: openings, forward, sampling, and its completion."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from core.ids import Slot, StepSeq
+from core.sampling import SamplingParams, TokenLogprobs
+from engine.batch import (
+    SampledToken,
+    SequenceInput,
+    SlotOpening,
+    StepBatch,
+    StepOutput,
+)
+from engine.forward import PagedModel
+from engine.logprobs import StepLogprobs, copy_raw, logprobs_of, to_values
+from engine.plan import build_plan
+from engine.sampler import sample
+from engine.slots import SlotTable
+
+_WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceClock:
+    """Events of one step. Never recorded again: a late waiter must not meet another step."""
+
+    started: torch.cuda.Event
+    ended: torch.cuda.Event
+
+
+class PendingStep:
+    """A step whose work is on the device; its results are read by ``wait``."""
+
+    def __init__(
+        self,
+        batch: StepBatch,
+        tokens: torch.Tensor,
+        logprobs: tuple[NDArray[np.int64], StepLogprobs] | None,
+        completion: _DeviceClock | float,
+    ) -> None:
+        self.step: StepSeq = batch.step
+        self._slots = [sequence.slot for sequence in batch.sequences if sequence.sample]
+        self._tokens = tokens
+        self._logprobs = logprobs
+        self._completion = completion
+
+    def wait(self) -> StepOutput:
+        """Return the output once the device has completed the step; sleeps, never spins.
+
+        Has no deadline: only the event proves that the step writes no more.
+        """
+        if isinstance(self._completion, float):
+            duration_s = self._completion
+        else:
+            self._completion.ended.synchronize()
+            duration_s = self._completion.started.elapsed_time(self._completion.ended) / 1e3
+        logprobs = self._logprobs_by_row()
+        tokens = tuple(
+            SampledToken(slot=slot, token_id=token_id, logprobs=logprobs.get(row))
+            for row, (slot, token_id) in enumerate(
+                zip(self._slots, self._tokens.tolist(), strict=True)
+            )
+        )
+        return StepOutput(step=self.step, tokens=tokens, duration_s=duration_s)
+
+    def _logprobs_by_row(self) -> dict[int, TokenLogprobs]:
+        if self._logprobs is None:
+            return {}
+        (rows, values) = self._logprobs
+        return dict(zip(rows.tolist(), to_values(values), strict=True))
+
+
+class ModelRunner:
+    """One model and the slots of its sequences. Used by one thread at a time."""
+
+    def __init__(self, model: PagedModel, *, max_num_seqs: int) -> None:
+        self._model = model
+        self._slots = SlotTable(
+            num_slots=max_num_seqs, vocab_size=model.spec.vocab_size, device=model.device
+        )
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether ``launch`` returns before the step has completed."""
+        return self._model.device.type == "cuda"
+
+    def run(self, batch: StepBatch) -> StepOutput:
+        """Run ``batch`` to its end."""
+        return self.launch(batch).wait()
+
+    @torch.inference_mode()
+    def launch(self, batch: StepBatch) -> PendingStep:
+        """Put ``batch`` on the device, after everything launched before. On a CPU it is done then.
+
+        Raises:
+            InternalError: the batch names a slot or block that it must not.
+        """
+        started_s = time.perf_counter()
+        started = _recorded_event() if self.is_asynchronous else None
+        for opening in batch.openings:
+            self._slots.open(opening)
+        self._model.kv_pool.zero(batch.zero_blocks)
+        logits = self._forward(batch)
+        sampled = [sequence for sequence in batch.sequences if sequence.sample]
+        (tokens, logprobs) = self._sample(logits, sampled)
+        if started is None:
+            return PendingStep(batch, tokens, logprobs, time.perf_counter() - started_s)
+        tokens = _to_host(tokens)
+        if logprobs is not None:
+            logprobs = (logprobs[0], logprobs[1].map(_to_host))
+        return PendingStep(batch, tokens, logprobs, _DeviceClock(started, _recorded_event()))
+
+    def drain(self) -> None:
+        """Return when the device runs nothing any more."""
+        if self.is_asynchronous:
+            torch.cuda.synchronize(self._model.device)
+
+    def warm_up(self) -> None:
+        """Run a small prefill and a decode step, so that the first request finds all caches warm.
+
+        Call before the first step. The pool's bytes are as before when it returns.
+        """
+        layout = self._model.kv_pool.layout
+        num_blocks = layout.num_blocks_for(_WARM_UP_TOKENS + 1)
+        groups = range(len(layout.groups))
+        needed = num_blocks * len(groups)
+        if needed > self._model.kv_pool.num_blocks:
+            return
+        tables = tuple(
+            np.arange(group * num_blocks, (group + 1) * num_blocks, dtype=np.int32)
+            for group in groups
+        )
+        blocks = self._model.kv_pool.blocks[:needed]
+        saved = blocks.clone()
+        self._run_warm_up(tables)
+        self.drain()
+        blocks.copy_(saved)
+
+    def _run_warm_up(self, tables: tuple[NDArray[np.int32], ...]) -> None:
+        slot = Slot(0)
+        prompt = [0] * _WARM_UP_TOKENS
+        sampling = SamplingParams(seed=0, max_tokens=2, temperature=0.7, top_p=0.9, logprobs=1)
+        opening = SlotOpening(slot=slot, sampling=sampling, prompt_token_ids=prompt)
+        prefill = SequenceInput(
+            slot=slot, token_ids=prompt, position=0, block_tables=tables, sample=True
+        )
+        decode = SequenceInput(
+            slot=slot, token_ids=None, position=len(prompt), block_tables=tables, sample=True
+        )
+        self.run(StepBatch(step=StepSeq(0), openings=(opening,), sequences=(prefill,)))
+        self.run(StepBatch(step=StepSeq(0), openings=(), sequences=(decode,)))
+
+    def _forward(self, batch: StepBatch) -> torch.Tensor:
+        plan = build_plan(batch.sequences, self._model.kv_pool.layout, device=self._model.device)
+        if len(plan.device_rows):
+            plan.token_ids[plan.device_rows] = self._slots.last_tokens[plan.device_slots]
+        return self._model.forward(plan)
+
+    def _sample(
+        self, logits: torch.Tensor, sampled: Sequence[SequenceInput]
+    ) -> tuple[torch.Tensor, tuple[NDArray[np.int64], StepLogprobs] | None]:
+        if not sampled:
+            return torch.empty(0, dtype=torch.int64, device=logits.device), None
+        slots = np.array([sequence.slot for sequence in sampled], np.int64)
+        positions = np.array([each.position + each.num_tokens for each in sampled], np.int64)
+        rows = self._slots.rows(slots, positions)
+        (wanted, num_top) = self._slots.logprobs_wanted(slots)
+        raw = copy_raw(logits, wanted, num_top) if len(wanted) else None
+        tokens = sample(logits, rows, self._slots.history)
+        device_slots = torch.from_numpy(slots).to(logits.device, non_blocking=True)
+        self._slots.record(device_slots, rows, tokens)
+        if raw is None:
+            return tokens, None
+        return tokens, (wanted, logprobs_of(raw, tokens))
+
+
+def _recorded_event() -> torch.cuda.Event:
+    # Blocking: a waiter sleeps instead of spinning on a core.
+    event = torch.cuda.Event(enable_timing=True, blocking=True)
+    event.record()
+    return event
+
+
+def _to_host(values: torch.Tensor) -> torch.Tensor:
+    pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return pinned.copy_(values, non_blocking=True)

@@ -1,0 +1,221 @@
+"""The engine's thread: order, failure and shutdown, each with a runner that the test controls.
+
+A13: a step that dies is reported after a device drain, and nothing is launched behind it.
+"""
+
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from core.errors import StepFailedError
+from core.ids import StepSeq
+from engine.batch import StepBatch, StepOutput
+from engine.executor import StepExecutor
+
+DEADLINE_S = 20.0
+
+
+def batch(step: int) -> StepBatch:
+    return StepBatch(step=StepSeq(step), openings=(), sequences=())
+
+
+@dataclass
+class Launched:
+    """A step that completes, or whose device fails, when the test says so."""
+
+    step: StepSeq
+    may_end: threading.Event = field(default_factory=threading.Event)
+    error: Exception | None = None
+
+    def wait(self) -> StepOutput:
+        assert self.may_end.wait(DEADLINE_S)
+        if self.error is not None:
+            raise self.error
+        return StepOutput(step=self.step, tokens=(), duration_s=0.0)
+
+
+class ControlledRunner:
+    """Launches when told to, fails where told to, and writes down what was asked of it."""
+
+    def __init__(self, *, is_asynchronous: bool) -> None:
+        self.is_asynchronous = is_asynchronous
+        self.fail_launch_of: dict[int, Exception] = {}
+        self.fail_drain = False
+        self.launches: queue.Queue[Launched] = queue.Queue()
+        self.threads: list[str] = []
+        self.num_drains = 0
+
+    def launch(self, batch: StepBatch) -> Launched:
+        self.threads.append(threading.current_thread().name)
+        if batch.step in self.fail_launch_of:
+            raise self.fail_launch_of[batch.step]
+        launched = Launched(batch.step)
+        self.launches.put(launched)
+        return launched
+
+    def drain(self) -> None:
+        self.num_drains += 1
+        if self.fail_drain:
+            raise RuntimeError("the device is gone")
+
+    def launched(self) -> Launched:
+        return self.launches.get(timeout=DEADLINE_S)
+
+
+class Reports:
+    def __init__(self) -> None:
+        self.queue: queue.Queue[tuple[StepSeq, StepOutput | StepFailedError]] = queue.Queue()
+        self.raise_on: set[int] = set()
+
+    def __call__(self, step: StepSeq, result: StepOutput | StepFailedError) -> None:
+        self.queue.put((step, result))
+        if step in self.raise_on:
+            raise RuntimeError("the listener is gone")
+
+    def next(self) -> tuple[StepSeq, StepOutput | StepFailedError]:
+        return self.queue.get(timeout=DEADLINE_S)
+
+
+@pytest.fixture(params=[False, True], ids=["completes at launch", "asynchronous"])
+def runner(request: pytest.FixtureRequest) -> ControlledRunner:
+    return ControlledRunner(is_asynchronous=request.param)
+
+
+@pytest.fixture
+def reports() -> Reports:
+    return Reports()
+
+
+@pytest.fixture
+def executor(runner: ControlledRunner, reports: Reports) -> Iterator[StepExecutor]:
+    before = set(threading.enumerate())
+    executor = StepExecutor(runner, reports)
+    yield executor
+    while not runner.launches.empty():
+        runner.launched().may_end.set()
+    executor.close(timeout_s=DEADLINE_S)
+    assert set(threading.enumerate()) <= before, "a thread is left running"
+    assert reports.queue.empty(), "a step was reported that the test does not know of"
+
+
+def test_steps_run_and_are_reported_in_the_order_of_submit(
+    executor: StepExecutor, runner: ControlledRunner, reports: Reports
+) -> None:
+    for step in range(1, 6):
+        executor.submit(batch(step))
+    for step in range(1, 6):
+        launched = runner.launched()
+        assert launched.step == step
+        launched.may_end.set()
+        (reported, result) = reports.next()
+        assert reported == step
+        assert isinstance(result, StepOutput)
+    assert set(runner.threads) == {"engine"}
+
+
+def test_an_accelerator_gets_the_next_step_before_the_last_one_has_ended(reports: Reports) -> None:
+    runner = ControlledRunner(is_asynchronous=True)
+    executor = StepExecutor(runner, reports)
+    executor.submit(batch(1))
+    executor.submit(batch(2))
+    (first, second) = (runner.launched(), runner.launched())
+
+    second.may_end.set()
+    first.may_end.set()
+
+    assert [reports.next()[0], reports.next()[0]] == [1, 2]
+    executor.close(timeout_s=DEADLINE_S)
+
+
+def test_a13_a_step_that_raises_fails_after_a_drain_with_all_behind_it(
+    executor: StepExecutor, runner: ControlledRunner, reports: Reports
+) -> None:
+    cause = ValueError("bad kernel")
+    runner.fail_launch_of[2] = cause
+    for step in (1, 2, 3):
+        executor.submit(batch(step))
+    runner.launched().may_end.set()
+
+    assert isinstance(reports.next()[1], StepOutput)
+    (step, failure) = reports.next()
+    assert (step, runner.num_drains) == (2, 1)
+    assert isinstance(failure, StepFailedError)
+    assert failure.__cause__ is cause
+    (step, failure) = reports.next()
+    assert step == 3
+    assert isinstance(failure, StepFailedError)
+    assert "bad kernel" in str(failure)
+    assert runner.launches.empty()
+    with pytest.raises(StepFailedError, match="bad kernel"):
+        executor.submit(batch(4))
+
+
+def test_a13_a_device_error_fails_a_step_that_was_already_launched_behind_it(
+    reports: Reports,
+) -> None:
+    runner = ControlledRunner(is_asynchronous=True)
+    executor = StepExecutor(runner, reports)
+    executor.submit(batch(1))
+    executor.submit(batch(2))
+    (first, second) = (runner.launched(), runner.launched())
+
+    first.error = RuntimeError("illegal address")
+    first.may_end.set()
+    second.may_end.set()
+
+    for expected in (1, 2):
+        (step, failure) = reports.next()
+        assert step == expected
+        assert isinstance(failure, StepFailedError)
+        assert "illegal address" in str(failure)
+    executor.close(timeout_s=DEADLINE_S)
+
+
+def test_a13_a_drain_that_raises_too_still_reports_the_step(
+    executor: StepExecutor, runner: ControlledRunner, reports: Reports
+) -> None:
+    runner.fail_launch_of[1] = RuntimeError("bad kernel")
+    runner.fail_drain = True
+    executor.submit(batch(1))
+    (step, failure) = reports.next()
+    assert step == 1
+    assert isinstance(failure, StepFailedError)
+
+
+def test_close_ends_the_step_in_flight_and_fails_the_queued_ones(reports: Reports) -> None:
+    runner = ControlledRunner(is_asynchronous=False)
+    executor = StepExecutor(runner, reports)
+    for step in (1, 2, 3):
+        executor.submit(batch(step))
+    launched = runner.launched()
+
+    with pytest.raises(StepFailedError, match="did not end"):
+        executor.close(timeout_s=0.01)
+    launched.may_end.set()
+    executor.close(timeout_s=DEADLINE_S)
+
+    assert isinstance(reports.next()[1], StepOutput)
+    for expected in (2, 3):
+        (step, failure) = reports.next()
+        assert step == expected
+        assert isinstance(failure, StepFailedError)
+    with pytest.raises(StepFailedError, match="closed"):
+        executor.submit(batch(4))
+
+
+def test_a_listener_that_raises_breaks_the_engine_and_not_the_thread(
+    executor: StepExecutor, runner: ControlledRunner, reports: Reports
+) -> None:
+    reports.raise_on = {1}
+    executor.submit(batch(1))
+    executor.submit(batch(2))
+    launched = [runner.launched() for _ in range(1 + runner.is_asynchronous)]
+    for step in launched:
+        step.may_end.set()
+    assert reports.next()[0] == 1
+    assert reports.next()[0] == 2
+    with pytest.raises(StepFailedError, match="listener is gone"):
+        executor.submit(batch(3))
