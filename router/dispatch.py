@@ -1,0 +1,262 @@
+"""The life of each sequence: placed, attempted, retried elsewhere, finished or given up.
+
+Whatever ends a sequence early (client gone, stop string, timeout, shutdown) cancels its task, and
+the task sends ``Abort`` if an attempt is under way. There is no other way out.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator
+from collections.abc import Sequence as Items
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+
+from core.config import SluiceConfig
+from core.errors import InternalError, OverloadedError, RequestError
+from core.ids import Attempt, RequestId, WorkerId
+from core.logs import request_context
+from core.messages import Abort, Failed, Output
+from router.attempt import AttemptFailure, RunningAttempt
+from router.failures import GenerationTimeoutError, ShuttingDownError, WorkersLostError
+from router.fleet import Fleet
+from router.generation import Generation
+from router.links import DecodeLink
+from router.metrics import RouterMetrics
+from router.policy import (
+    POLICY,
+    OwnLoad,
+    Route,
+    choose_route,
+    may_retry,
+    retry_delay_s,
+)
+from router.sequence import Sequence, SequenceSpec
+from router.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Dispatcher:
+    """Runs sequences on the fleet. Owned by one event loop."""
+
+    config: SluiceConfig
+    fleet: Fleet
+    tokenizer: Tokenizer
+    metrics: RouterMetrics
+    model: str
+    _attempts: dict[RequestId, RunningAttempt] = field(
+        default_factory=dict[RequestId, RunningAttempt]
+    )
+    _generations: set[Generation] = field(default_factory=set[Generation])
+    _num_pending: int = 0
+    _is_stopping: bool = False
+
+    @asynccontextmanager
+    async def generate(self, specs: Items[SequenceSpec]) -> AsyncGenerator[Generation]:
+        """Run ``specs`` for as long as the context is open; on leaving nothing of them runs on.
+
+        Raises:
+            OverloadedError: too many sequences are pending. Nothing was started.
+            RequestError: the request alone has more sequences than may be pending.
+        """
+        self._admit(len(specs))
+        sequences = [Sequence(spec, self.tokenizer) for spec in specs]
+        generation = Generation(sequences, metrics=self.metrics, model=self.model)
+        self._generations.add(generation)
+        tasks = [
+            asyncio.create_task(self._run_and_report(generation, index))
+            for index in range(len(sequences))
+        ]
+        try:
+            yield generation
+        finally:
+            self._generations.discard(generation)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._num_pending -= len(specs)
+
+    def stop(self) -> None:
+        """Fail everything pending and refuse what comes: the router stops."""
+        self._is_stopping = True
+        for generation in list(self._generations):
+            generation.end_cause = "shutdown"
+            generation.fail(ShuttingDownError("the router is shutting down; try again"))
+
+    def on_output(self, link: DecodeLink, output: Output) -> None:
+        """See ``FleetListener``."""
+        attempt = self._current(link, output.request_id, output.attempt)
+        if attempt is None:
+            self.metrics.stale_messages.labels(message="Output").inc()
+            return
+        attempt.has_output = attempt.has_output or bool(output.token_ids)
+        delta = attempt.sequence.feed(output)
+        attempt.generation.put(attempt.index, delta)
+        if delta.finish_reason is not None:
+            if output.finish_reason is None:
+                self._abort(attempt)
+            attempt.end(None)
+            del self._attempts[output.request_id]
+
+    def on_failed(self, link: DecodeLink, failed: Failed) -> None:
+        """See ``FleetListener``."""
+        attempt = self._current(link, failed.request_id, failed.attempt)
+        if attempt is None:
+            self.metrics.stale_messages.labels(message="Failed").inc()
+            return
+        if failed.peer is not None:
+            self.fleet.registry.suspect(failed.peer)
+        culprit = link.worker_id if failed.peer is None else failed.peer
+        attempt.end(AttemptFailure(failed.kind, failed.reason, culprit))
+        del self._attempts[failed.request_id]
+
+    def on_link_lost(self, link: DecodeLink) -> None:
+        """See ``FleetListener``."""
+        for request_id in [r for r, attempt in self._attempts.items() if attempt.link is link]:
+            attempt = self._attempts.pop(request_id)
+            reason = f"decode worker {link.worker_id} was lost"
+            attempt.end(AttemptFailure("worker_lost", reason, link.worker_id))
+
+    def _admit(self, num_sequences: int) -> None:
+        limit = self.config.router.max_pending_requests
+        if self._is_stopping:
+            raise ShuttingDownError("the router is shutting down; try again")
+        if num_sequences > limit:
+            raise RequestError(
+                f"n: {num_sequences} sequences in one request, at most {limit} are served; "
+                "lower n or send fewer prompts",
+                field="n",
+            )
+        if self._num_pending + num_sequences > limit:
+            self.metrics.rejections.labels(reason="queue_full").inc()
+            raise OverloadedError(f"{self._num_pending} requests are pending; try again later")
+        self._num_pending += num_sequences
+
+    async def _run_and_report(self, generation: Generation, index: int) -> None:
+        """Run one sequence to its end and tell the generation how it ended."""
+        sequence = generation.sequences[index]
+        request_context.set(f"request={sequence.spec.request_id}")
+        self.metrics.input_tokens.labels(model=self.model).observe(
+            len(sequence.spec.prompt_token_ids)
+        )
+        timeout_s = self.config.router.request_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._run(generation, index)
+        except TimeoutError:
+            self.metrics.cancellations.labels(cause="timeout").inc()
+            generation.fail(GenerationTimeoutError(f"the request took longer than {timeout_s} s"))
+        except asyncio.CancelledError:
+            self.metrics.cancellations.labels(cause=generation.end_cause).inc()
+            raise
+        except Exception as error:  # noqa: BLE001 - the top of a request: it ends with the error
+            log.info("failed=%s reason=%s", type(error).__name__, error)
+            generation.fail(error)
+        else:
+            generation.end(index)
+
+    async def _run(self, generation: Generation, index: int) -> None:
+        """Make attempts until one finishes.
+
+        Raises:
+            SluiceError: none did, and another one is not allowed or not possible.
+        """
+        avoid: set[WorkerId] = set()
+        sequence = generation.sequences[index]
+        for number in count(1):
+            with self.metrics.stage("route"):
+                link, route = await self._place(sequence, avoid)
+            future = asyncio.get_running_loop().create_future()
+            attempt = RunningAttempt(
+                Attempt(number), sequence, generation, index, link, route, ended=future
+            )
+            with self.metrics.stage("generate"):
+                failure = await self._carry_out(attempt)
+            if failure is None:
+                return
+            log.info("attempt=%d kind=%s reason=%s", number, failure.kind, failure.reason)
+            self._check_retry(attempt, failure)
+            avoid.add(failure.culprit)
+            await asyncio.sleep(retry_delay_s(failure.kind, attempt=number))
+
+    async def _place(self, sequence: Sequence, avoid: set[WorkerId]) -> tuple[DecodeLink, Route]:
+        """Wait, for a bounded time, until a decode worker can be chosen."""
+        wait_s = self.config.router.admission_wait_s
+        try:
+            async with asyncio.timeout(wait_s):
+                while True:
+                    route = self._choose(sequence, avoid)
+                    link = None if route is None else self.fleet.link(route.decode)
+                    if route is not None and link is not None:
+                        return link, route
+                    await self.fleet.changed()
+        except TimeoutError as error:
+            self.metrics.rejections.labels(reason="no_worker").inc()
+            raise OverloadedError(
+                f"no decode worker became ready in {wait_s} s; try again later"
+            ) from error
+
+    def _choose(self, sequence: Sequence, avoid: set[WorkerId]) -> Route | None:
+        return choose_route(
+            len(sequence.spec.prompt_token_ids) + len(sequence.token_ids),
+            decode=self.fleet.registry.usable("decode"),
+            prefill=self.fleet.registry.usable("prefill"),
+            own=self._own_load(),
+            local_prefill_max_tokens=self.config.router.local_prefill_max_tokens,
+            block_size=self.config.cache.block_size,
+            avoid=avoid,
+        )
+
+    def _own_load(self) -> OwnLoad:
+        sequences: Counter[WorkerId] = Counter()
+        prefill_tokens: Counter[WorkerId] = Counter()
+        for attempt in self._attempts.values():
+            sequences[attempt.link.worker_id] += 1
+            if attempt.route.prefill is not None and not attempt.has_output:
+                num_tokens = len(attempt.sequence.spec.prompt_token_ids)
+                prefill_tokens[attempt.route.prefill.worker_id] += num_tokens
+        return OwnLoad(sequences, prefill_tokens)
+
+    async def _carry_out(self, attempt: RunningAttempt) -> AttemptFailure | None:
+        """Send the attempt and wait for its end; leaving early aborts it."""
+        self._attempts[attempt.sequence.spec.request_id] = attempt
+        attempt.link.send(attempt.message())
+        self.metrics.route_decisions.labels(
+            policy=POLICY, path=attempt.route.path, reason=attempt.route.reason
+        ).inc()
+        try:
+            return await attempt.ended
+        finally:
+            if self._attempts.get(attempt.sequence.spec.request_id) is attempt:
+                del self._attempts[attempt.sequence.spec.request_id]
+                self._abort(attempt)
+
+    def _check_retry(self, attempt: RunningAttempt, failure: AttemptFailure) -> None:
+        """Count the retry, or raise what the client is told instead."""
+        kind, stage = failure.kind, attempt.stage
+        max_attempts = self.config.router.max_attempts
+        if may_retry(kind, attempt=attempt.number, max_attempts=max_attempts):
+            self.metrics.retries.labels(stage=stage, reason=kind).inc()
+            return
+        if kind == "request":
+            raise RequestError(failure.reason)
+        if kind == "internal":
+            raise InternalError(failure.reason)
+        self.metrics.retries_exhausted.labels(stage=stage, reason=kind).inc()
+        message = f"{failure.reason} (attempt {attempt.number} of {max_attempts}); try again later"
+        raise OverloadedError(message) if kind == "capacity" else WorkersLostError(message)
+
+    def _current(
+        self, link: DecodeLink, request_id: RequestId, number: Attempt
+    ) -> RunningAttempt | None:
+        """Return the attempt that a message is about, unless it is over or on another link."""
+        attempt = self._attempts.get(request_id)
+        if attempt is None or attempt.number != number or attempt.link is not link:
+            return None
+        return attempt
+
+    def _abort(self, attempt: RunningAttempt) -> None:
+        attempt.link.send(Abort(attempt.sequence.spec.request_id, attempt.number))

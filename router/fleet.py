@@ -1,0 +1,237 @@
+"""The workers that report to this router, and the links to those that decode.
+
+A shell around ``WorkerRegistry``: it feeds heartbeats, link events and the clock in, and keeps one
+``DecodeLink`` for each living decode worker.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from typing import Protocol
+
+from core.channel import ChannelKeys, ClientLost, ServerChannel
+from core.config import SluiceConfig
+from core.errors import HandshakeError, TransferError
+from core.ids import Incarnation, WorkerId, new_incarnation
+from core.messages import AnyMessage, Failed, Heartbeat, Output, OutputBatch, Welcome
+from router.links import DecodeLink
+from router.metrics import RouterMetrics
+from router.registry import Change, Worker, WorkerRegistry
+
+log = logging.getLogger(__name__)
+
+MIN_EXPIRY_WAIT_S = 0.02
+
+
+class FleetListener(Protocol):
+    """Who wants to know what the decode workers say."""
+
+    def on_output(self, link: DecodeLink, output: Output) -> None:
+        """Take the next tokens of one attempt."""
+        ...
+
+    def on_failed(self, link: DecodeLink, failed: Failed) -> None:
+        """Take the end of one attempt."""
+        ...
+
+    def on_link_lost(self, link: DecodeLink) -> None:
+        """Give up all that runs on ``link``."""
+        ...
+
+
+class Fleet:
+    """Owned by one event loop; ``run`` lives as long as the router."""
+
+    def __init__(
+        self,
+        config: SluiceConfig,
+        *,
+        host: str,
+        control_port: int,
+        keys: ChannelKeys,
+        metrics: RouterMetrics,
+        probe_token_id: int,
+    ) -> None:
+        """Listen for workers on ``host``.
+
+        Raises:
+            ConfigError: the port is taken.
+        """
+        self.registry = WorkerRegistry(silence_s=config.router.worker_silence_s)
+        self._silence_s = config.router.worker_silence_s
+        self._keys = keys
+        self._metrics = metrics
+        self._probe_token_id = probe_token_id
+        self._incarnation: Incarnation = new_incarnation()
+        self._links: dict[WorkerId, DecodeLink] = {}
+        self._refused: set[Incarnation] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._listener: FleetListener | None = None
+        self._control = ServerChannel(
+            host=host,
+            port=control_port,
+            keys=keys,
+            incarnation=self._incarnation,
+            welcome=lambda _client, _hello: Welcome(
+                worker_id=WorkerId("router"), incarnation=self._incarnation
+            ),
+            silence_s=self._silence_s,
+        )
+        self.address = self._control.address
+
+    async def run(self, listener: FleetListener) -> None:
+        """Keep registry and links up to date until cancelled; then close everything."""
+        self._listener = listener
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._receive_heartbeats())
+                group.create_task(self._forget_silent())
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._control.close()
+
+    def link(self, worker: Worker) -> DecodeLink | None:
+        """Return the link to this life of the worker, if there is one."""
+        link = self._links.get(worker.worker_id)
+        return link if link is not None and link.incarnation == worker.incarnation else None
+
+    async def changed(self) -> None:
+        """Wait for the next heartbeat, proof or loss of any worker."""
+        await self._changed.wait()
+
+    def max_model_len(self) -> int | None:
+        """Return the least that a living decode worker takes; None without one."""
+        return min(
+            (w.heartbeat.max_model_len for w in self.registry.workers("decode")), default=None
+        )
+
+    async def _receive_heartbeats(self) -> None:
+        while True:
+            _, message = await self._control.receive()
+            if isinstance(message, Heartbeat):
+                self._observe(message)
+            elif not isinstance(message, ClientLost):
+                self._metrics.stale_messages.labels(message=type(message).__name__).inc()
+
+    def _observe(self, heartbeat: Heartbeat) -> None:
+        now_s = asyncio.get_running_loop().time()
+        change = self.registry.observe(heartbeat, now_s=now_s)
+        if change is not Change.NONE:
+            log.info(
+                "worker=%s role=%s incarnation=%s change=%s address=%s",
+                heartbeat.worker_id,
+                heartbeat.role,
+                heartbeat.incarnation,
+                change.name.lower(),
+                heartbeat.address,
+            )
+        worker = self.registry.get(heartbeat.worker_id)
+        if heartbeat.role == "decode" and worker is not None:
+            self._keep_linked(worker)
+        self._notify()
+
+    def _keep_linked(self, worker: Worker) -> None:
+        link = self._links.get(worker.worker_id)
+        if link is not None and link.incarnation != worker.incarnation:
+            self._drop(link, reason="another incarnation reported")
+            link = None
+        if link is not None:
+            if not worker.proven:
+                link.probe()
+            return
+        if worker.incarnation in self._refused:
+            return
+        link = DecodeLink(
+            worker.heartbeat,
+            keys=self._keys,
+            router=self._incarnation,
+            silence_s=self._silence_s,
+            probe_token_id=self._probe_token_id,
+        )
+        self._links[worker.worker_id] = link
+        task = asyncio.create_task(self._serve(link))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, link: DecodeLink) -> None:
+        """Receive from one decode worker until it is lost."""
+        reason = "router stops"
+        try:
+            await link.connect()
+            while True:
+                self._handle(link, await link.receive())
+        except HandshakeError as error:
+            self._refused.add(link.incarnation)
+            reason = str(error)
+        except TransferError as error:
+            reason = str(error)
+        finally:
+            self._drop(link, reason=reason)
+
+    def _handle(self, link: DecodeLink, message: AnyMessage) -> None:
+        assert self._listener is not None, "run sets it before any link exists"
+        if isinstance(message, OutputBatch):
+            for output in message.outputs:
+                if link.is_probe(output):
+                    self.registry.prove(link.worker_id, link.incarnation)
+                    self._notify()
+                else:
+                    self._listener.on_output(link, output)
+        elif isinstance(message, Failed):
+            if not link.is_probe(message):
+                self._listener.on_failed(link, message)
+        else:
+            self._metrics.stale_messages.labels(message=type(message).__name__).inc()
+
+    def _drop(self, link: DecodeLink, *, reason: str) -> None:
+        """Close ``link`` and give up what runs on it; a second call does nothing."""
+        link.close()
+        if self._links.get(link.worker_id) is not link:
+            return
+        del self._links[link.worker_id]
+        log.warning(
+            "worker=%s incarnation=%s link=lost reason=%s", link.worker_id, link.incarnation, reason
+        )
+        self.registry.lose(link.worker_id, link.incarnation)
+        if self._listener is not None:
+            self._listener.on_link_lost(link)
+        self._notify()
+
+    async def _forget_silent(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            expiry_s = self.registry.next_expiry_s()
+            wait_s = None if expiry_s is None else max(expiry_s - loop.time(), MIN_EXPIRY_WAIT_S)
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                self._expire(loop.time())
+
+    def _expire(self, now_s: float) -> None:
+        for worker in self.registry.expire(now_s=now_s):
+            log.warning(
+                "worker=%s incarnation=%s change=silent", worker.worker_id, worker.incarnation
+            )
+            link = self._links.get(worker.worker_id)
+            if link is not None:
+                self._drop(link, reason="no heartbeat")
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+        self._count_workers()
+
+    def _count_workers(self) -> None:
+        counts: Counter[tuple[str, str]] = Counter()
+        for role in ("prefill", "decode"):
+            counts.update({(role, state): 0 for state in ("starting", "ready", "draining")})
+            for worker in self.registry.workers(role):
+                state = worker.heartbeat.state if worker.proven else "starting"
+                counts[role, state] += 1
+        for (role, state), count in counts.items():
+            self._metrics.workers.labels(role=role, state=state).set(count)

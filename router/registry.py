@@ -1,0 +1,128 @@
+"""Which workers there are, as their heartbeats tell. Pure: the time comes in as an argument."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from core.ids import Incarnation, WorkerId
+from core.messages import Heartbeat, Role
+
+
+class Change(Enum):
+    """What a heartbeat told about its worker."""
+
+    NONE = auto()
+    """Known, and the same process as before."""
+    APPEARED = auto()
+    RESTARTED = auto()
+    """Another incarnation: whatever ran on the old one is lost."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """One living worker process."""
+
+    heartbeat: Heartbeat
+    last_seen_s: float
+    proven: bool
+    """Requests may go there: a decode worker has answered a generation, a prefill worker has
+    reported."""
+    suspect: bool = False
+    """Failed a request since its last heartbeat."""
+
+    @property
+    def worker_id(self) -> WorkerId:
+        """The same for all lives of one worker."""
+        return self.heartbeat.worker_id
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """Of this life."""
+        return self.heartbeat.incarnation
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether new requests may be sent there."""
+        return self.proven and self.heartbeat.state == "ready"
+
+
+@dataclass
+class WorkerRegistry:
+    """Workers by id.
+
+    Invariants (``check_invariants``):
+        * a worker has one incarnation at a time, the newest that reported;
+        * an incarnation that was replaced or lost is never taken back by a late heartbeat of its.
+    """
+
+    silence_s: float
+    """After this long without a heartbeat a worker is gone."""
+    _workers: dict[WorkerId, Worker] = field(default_factory=dict[WorkerId, Worker])
+    _replaced: dict[WorkerId, Incarnation] = field(default_factory=dict[WorkerId, Incarnation])
+
+    def observe(self, heartbeat: Heartbeat, *, now_s: float) -> Change:
+        """Record ``heartbeat``. A new decode worker is not usable before ``prove``."""
+        if self._replaced.get(heartbeat.worker_id) == heartbeat.incarnation:
+            return Change.NONE
+        known = self._workers.get(heartbeat.worker_id)
+        if known is not None and known.incarnation == heartbeat.incarnation:
+            known.heartbeat = heartbeat
+            known.last_seen_s = now_s
+            known.suspect = False
+            return Change.NONE
+        if known is not None:
+            self._replaced[heartbeat.worker_id] = known.incarnation
+        self._workers[heartbeat.worker_id] = Worker(
+            heartbeat, now_s, proven=heartbeat.role == "prefill"
+        )
+        return Change.APPEARED if known is None else Change.RESTARTED
+
+    def prove(self, worker_id: WorkerId, incarnation: Incarnation) -> None:
+        """Record that this life of the worker has answered a generation."""
+        worker = self.get(worker_id)
+        if worker is not None and worker.incarnation == incarnation:
+            worker.proven = True
+
+    def suspect(self, worker_id: WorkerId) -> None:
+        """Record that a request failed there: avoided until its next heartbeat."""
+        worker = self.get(worker_id)
+        if worker is not None:
+            worker.suspect = True
+
+    def lose(self, worker_id: WorkerId, incarnation: Incarnation) -> bool:
+        """Forget this life of the worker; return whether it was known. It may report again."""
+        worker = self.get(worker_id)
+        if worker is None or worker.incarnation != incarnation:
+            return False
+        del self._workers[worker_id]
+        return True
+
+    def expire(self, *, now_s: float) -> list[Worker]:
+        """Forget and return the workers that were silent for too long."""
+        silent = [w for w in self._workers.values() if w.last_seen_s + self.silence_s <= now_s]
+        for worker in silent:
+            del self._workers[worker.worker_id]
+        return silent
+
+    def next_expiry_s(self) -> float | None:
+        """Return when the next worker will have been silent for too long; None without workers."""
+        times = [worker.last_seen_s for worker in self._workers.values()]
+        return min(times) + self.silence_s if times else None
+
+    def get(self, worker_id: WorkerId) -> Worker | None:
+        """Return the worker, if it lives."""
+        return self._workers.get(worker_id)
+
+    def workers(self, role: Role) -> Iterator[Worker]:
+        """Yield the living workers of ``role``."""
+        return (w for w in self._workers.values() if w.heartbeat.role == role)
+
+    def usable(self, role: Role) -> list[Worker]:
+        """Return the workers of ``role`` that may get requests."""
+        return [worker for worker in self.workers(role) if worker.is_usable]
+
+    def check_invariants(self) -> None:
+        """Assert the invariants above."""
+        for worker_id, worker in self._workers.items():
+            assert worker.worker_id == worker_id, "filed under another id"
+            assert self._replaced.get(worker_id) != worker.incarnation, "an old life came back"
