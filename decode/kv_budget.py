@@ -1,0 +1,77 @@
+"""What a decode worker's pool can still take: reserves for what runs and what is receiving."""
+
+from blockmgr.block_hash import hash_blocks
+from blockmgr.block_manager import BlockManager
+from core.kv_layout import KVLayout
+from decode.sequence import Sequence
+
+
+class KVBudget:
+    """Counts of one pool, and the prefix hashes by which its blocks are shared.
+
+    ``promised`` blocks are free now, but reserved for KV that is still to be received: a first
+    ticket reserves the whole prompt, so two half-received sequences cannot wait for each other.
+    """
+
+    def __init__(self, blocks: BlockManager, layout: KVLayout, *, fingerprint: str) -> None:
+        self._blocks = blocks
+        self._layout = layout
+        self._fingerprint = fingerprint
+        self._has_windows = any(group.window is not None for group in layout.groups)
+        self.num_blocks = sum(blocks.counts().values())
+        self.promised = 0
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks, over all groups, that hold ``num_tokens`` tokens."""
+        return len(self._layout.groups) * self._layout.num_blocks_for(num_tokens)
+
+    def available(self, *, num_running: int) -> int:
+        """Blocks for newcomers: one per running sequence and group stays back for its growth."""
+        reserve = len(self._layout.groups) * num_running
+        return self._blocks.num_allocatable - self.promised - reserve
+
+    def promise(self, sequence: Sequence, num_blocks: int) -> None:
+        """Change what is reserved for ``sequence`` to ``num_blocks``."""
+        self.promised += num_blocks - sequence.promised_blocks
+        sequence.promised_blocks = num_blocks
+
+    def usable_hit(self, sequence: Sequence) -> int:
+        """Cached tokens of ``sequence``; the last token is always computed, to sample from it."""
+        self.extend_hashes(sequence)
+        most = (sequence.num_tokens - 1) // self._layout.block_size
+        return self._blocks.count_cached_tokens(sequence.hashes[:most])
+
+    def admit(self, sequence: Sequence, *, num_cached: int, num_tokens: int) -> None:
+        """Pin ``num_cached`` tokens of the prefix cache and allocate up to ``num_tokens``.
+
+        Raises:
+            OutOfBlocksError: nothing was taken.
+        """
+        self._blocks.admit(
+            sequence.owner,
+            hashes=sequence.hashes,
+            num_cached_tokens=num_cached,
+            num_tokens=num_tokens,
+        )
+        sequence.num_computed = sequence.num_settled = num_cached
+        if sequence.num_preemptions == 0:
+            sequence.num_cached_tokens = num_cached
+
+    def settle(self, sequence: Sequence, num_new: int) -> None:
+        """The last ``num_new`` of ``num_settled`` tokens have settled: share and prune blocks."""
+        block_size = self._layout.block_size
+        before = sequence.num_settled - num_new
+        if self._has_windows or sequence.num_settled // block_size > before // block_size:
+            self.extend_hashes(sequence)
+            self._blocks.settle(sequence.owner, sequence.num_settled, sequence.hashes)
+
+    def extend_hashes(self, sequence: Sequence) -> None:
+        """Hash the blocks whose tokens have become known."""
+        if len(sequence.hashes) < sequence.num_tokens // self._layout.block_size:
+            sequence.hashes = hash_blocks(
+                sequence.token_ids,
+                self._layout.block_size,
+                salt=sequence.cache_salt,
+                fingerprint=self._fingerprint,
+                previous=sequence.hashes,
+            )

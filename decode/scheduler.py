@@ -1,0 +1,409 @@
+"""Which sequences run in the next step: continuous batching with chunked prefill and preemption.
+
+Pure: no clock, no I/O. Steps are scheduled before the output of earlier ones is read; positions
+count as settled, and tokens as known, only when their step has completed.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from blockmgr.block_manager import BlockManager, ReceiveTarget
+from blockmgr.holding import Owner
+from core.config import SchedulerConfig
+from core.errors import InternalError, OutOfBlocksError, RequestError
+from core.ids import BlockId, Generation, OperationId, Slot, StepSeq
+from core.kv_layout import KVLayout
+from core.messages import FinishReason
+from decode.kv_budget import KVBudget
+from decode.sequence import Progress, Sequence
+from decode.state import Action, Event, State, advance
+from engine.batch import SequenceInput, SlotOpening, StepBatch, StepOutput
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One sequence's share of a dispatched step."""
+
+    sequence: Sequence
+    slot: Slot
+    epoch: int
+    position: int
+    num_tokens: int
+    samples: bool
+
+
+class DecodeScheduler:
+    """Owns the sequences and, through them, every block that is not cached.
+
+    Invariants (``check_invariants``):
+        * a slot belongs to at most one running sequence;
+        * ``promised`` is the sum over sequences that are receiving;
+        * a sequence that is WAITING or GONE owns no block.
+    """
+
+    def __init__(
+        self, blocks: BlockManager, layout: KVLayout, config: SchedulerConfig, *, fingerprint: str
+    ) -> None:
+        self._blocks = blocks
+        self._budget = KVBudget(blocks, layout, fingerprint=fingerprint)
+        self._config = config
+        self._sequences: dict[Owner, Sequence] = {}
+        self._waiting: deque[Sequence] = deque()
+        self._ready: deque[Sequence] = deque()
+        self._running: list[Sequence] = []  # in order of admission: the last is the first victim
+        self._free_slots = [Slot(index) for index in reversed(range(config.max_num_seqs))]
+        self._queues: dict[State, deque[Sequence] | list[Sequence]] = {
+            State.WAITING: self._waiting,
+            State.READY: self._ready,
+            State.RUNNING: self._running,
+        }
+        self._steps: dict[StepSeq, list[_Part]] = {}
+        self.num_preemptions = 0
+        self.num_stale_outputs = 0
+
+    # Sequences in and out
+
+    def add(self, sequence: Sequence, *, remote: bool) -> None:
+        """Take a new sequence: computed here, or (``remote``) received from a prefill worker.
+
+        For a remote one the prefix found here is pinned, and ``num_computed`` tells how far the
+        prefill worker's tickets need not reach.
+
+        Raises:
+            RequestError: it can never fit into the pool. Nothing was taken.
+        """
+        need = self._budget.blocks_for(
+            len(sequence.prompt_token_ids) + sequence.sampling.max_tokens
+        )
+        if need > self._budget.num_blocks:
+            raise RequestError(
+                f"prompt and max_tokens need {need} KV blocks, the pool has "
+                f"{self._budget.num_blocks}; shorten the prompt or lower max_tokens",
+                field="max_tokens",
+            )
+        self._sequences[sequence.owner] = sequence
+        if not remote:
+            self._waiting.append(sequence)
+            return
+        sequence.state = State.REMOTE
+        cached = self._budget.usable_hit(sequence)
+        if self._budget.blocks_for(sequence.num_tokens) > self._available():
+            cached = 0  # pinning the hit could starve what runs
+        self._budget.admit(sequence, num_cached=cached, num_tokens=cached)
+
+    def num_uncached_tokens(self, sequence: Sequence) -> int:
+        """Tokens of ``sequence`` that no prefix cached here covers. Changes no cache state."""
+        return sequence.num_tokens - self._budget.usable_hit(sequence)
+
+    def receive(
+        self, owner: Owner, targets: Iterable[ReceiveTarget], operation: OperationId
+    ) -> list[list[tuple[BlockId, Generation]]] | None:
+        """Allocate the blocks that a ticket's read will fill; None: no memory yet, try again.
+
+        The first ticket reserves the whole prompt, so that two half-received sequences cannot wait
+        for each other's blocks.
+        """
+        sequence = self._sequences[owner]
+        targets = list(targets)
+        count = sum(target.count for target in targets)
+        if sequence.promised_blocks == 0:
+            need = self._budget.blocks_for(sequence.num_tokens - sequence.num_computed)
+            preempted_first = self._waiting and self._waiting[0].num_preemptions
+            if preempted_first or need > self._available():
+                return None
+            self._budget.promise(sequence, need)
+        try:
+            blocks = self._blocks.begin_receive(owner, targets, operation)
+        except OutOfBlocksError:
+            return None
+        self._budget.promise(sequence, max(sequence.promised_blocks - count, 0))
+        return blocks
+
+    def deliver(self, owner: Owner, first_token: int) -> None:
+        """All KV of a remote sequence is here; ``first_token`` is its next output."""
+        sequence = self._sequences[owner]
+        self._apply(sequence, Event.DELIVERED)
+        self._budget.promise(sequence, 0)
+        sequence.num_computed = sequence.num_settled = sequence.num_tokens
+        self._budget.settle(sequence, sequence.num_tokens)
+        sequence.output_token_ids.append(first_token)
+        sequence.num_known = sequence.num_tokens
+        self._ready.append(sequence)
+
+    def finish_delivered(self, owner: Owner) -> FinishReason | None:
+        """End a READY sequence whose first token was its last; None: it goes on."""
+        sequence = self._sequences[owner]
+        reason = self._finish_reason(sequence, sequence.output_token_ids[-1])
+        if reason is not None:
+            self._end(sequence, Event.FINISHED)
+        return reason
+
+    def abort(self, owner: Owner) -> bool:
+        """End a sequence; its blocks are released now, and free once nothing touches them.
+
+        Returns whether reads of it must be cancelled. Unknown owners are ignored.
+        """
+        sequence = self._sequences.get(owner)
+        if sequence is None:
+            return False
+        return Action.CANCEL_READS in self._end(sequence, Event.ABORTED)
+
+    def lose_prefill(self, owner: Owner) -> None:
+        """End a remote sequence whose KV will not come."""
+        self._end(self._sequences[owner], Event.PREFILL_LOST)
+
+    def get(self, owner: Owner) -> Sequence | None:
+        """Return the live sequence of ``owner``."""
+        return self._sequences.get(owner)
+
+    # Steps
+
+    def schedule(self) -> StepBatch | None:
+        """Return the next step's batch, already dispatched in the block manager; None: no work."""
+        chosen, starved = self._choose_running()
+        # Where blocks are short nobody new comes in, unless nothing else would ever run.
+        openings = [] if starved and (chosen or self._steps) else self._admit(chosen)
+        if not chosen:
+            return None
+        parts = [self._take_part(sequence, num_tokens) for sequence, num_tokens in chosen]
+        step = self._blocks.dispatch_step(part.sequence.owner for part in parts)
+        self._steps[step] = parts
+        return StepBatch(
+            step=step,
+            openings=tuple(openings),
+            sequences=tuple(self._input_of(part) for part in parts),
+            zero_blocks=self._blocks.take_zero_list(),
+        )
+
+    def complete(self, output: StepOutput) -> list[Progress]:
+        """Take a completed step's output; sequences that ended have released their blocks."""
+        parts = self._steps.pop(output.step)
+        self._blocks.complete_step(output.step)
+        token_of_slot = {token.slot: token for token in output.tokens}
+        progress: list[Progress] = []
+        for part in parts:
+            sequence = part.sequence
+            if sequence.state is not State.RUNNING or sequence.epoch != part.epoch:
+                self.num_stale_outputs += part.samples
+                continue
+            sequence.num_steps_in_flight -= 1
+            sequence.num_settled += part.num_tokens
+            if part.samples:
+                token = token_of_slot[part.slot]
+                sequence.num_sampling -= 1
+                sequence.output_token_ids.append(token.token_id)
+                reason = self._finish_reason(sequence, token.token_id)
+                progress.append(Progress(sequence, token.token_id, token.logprobs, reason))
+            self._budget.settle(sequence, part.num_tokens)
+            if part.samples and progress[-1].finish_reason is not None:
+                self._end(sequence, Event.FINISHED)
+        return progress
+
+    def fail_step(self, step: StepSeq) -> None:
+        """Retire a step that died, after the device was drained. Its sequences get no output."""
+        self._steps.pop(step)
+        self._blocks.fail_step(step)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences in the batch or ready for it."""
+        return len(self._running) + len(self._ready)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that are not in the batch yet, the remote ones included."""
+        return len(self._sequences) - self.num_running
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Tokens that are still to be computed here before their sequence's next token."""
+        waiting = sum(sequence.num_tokens for sequence in self._waiting)
+        return waiting + sum(max(0, s.num_known - s.num_computed) for s in self._running)
+
+    @property
+    def owners(self) -> list[Owner]:
+        """Of all live sequences."""
+        return list(self._sequences)
+
+    @property
+    def has_steps_in_flight(self) -> bool:
+        """Whether a dispatched step has not completed."""
+        return bool(self._steps)
+
+    def check_invariants(self) -> None:
+        """Assert the invariants above: for tests and an idle worker."""
+        slots = [s.slot for s in self._running if s.slot is not None] + self._free_slots
+        assert sorted(slots) == list(range(self._config.max_num_seqs)), f"slots lost: {slots}"
+        assert self._budget.promised == sum(s.promised_blocks for s in self._sequences.values())
+        for sequence in self._waiting:
+            assert not self._blocks.holds(sequence.owner), f"{sequence.owner} waits with blocks"
+        self._blocks.check_invariants()
+
+    # Choosing
+
+    def _choose_running(self) -> tuple[list[tuple[Sequence, int]], bool]:
+        """Decode tokens of running sequences first, then chunks of their prompts.
+
+        Returns also whether some sequence lacked a block: then nobody new is admitted.
+
+        A sequence that lacks a block takes it from the youngest one, by preemption. While that one
+        is in a dispatched step its blocks would stay fenced and preempting it would gain nothing
+        (A15): it sits this step out, unharmed, and is preempted once its steps have completed.
+        """
+        chosen: list[tuple[Sequence, int]] = []
+        num_preemptions = self.num_preemptions
+        budget = self._config.max_batch_tokens
+        resting: set[Owner] = set()
+        decoding = [s for s in self._running if s.num_computed >= s.num_known]
+        prefilling = [s for s in self._running if s.num_computed < s.num_known]
+        for sequence in [*decoding, *prefilling]:
+            if budget == 0:
+                break
+            if sequence.state is not State.RUNNING or sequence.owner in resting:
+                continue
+            num_tokens = min(sequence.num_known - sequence.num_computed, budget)
+            if num_tokens <= 0:
+                if not sequence.wants_token:
+                    continue
+                num_tokens = 1
+            if not self._make_room(sequence, num_tokens, resting):
+                continue
+            chosen.append((sequence, num_tokens))
+            budget -= num_tokens
+        kept = [
+            (sequence, num_tokens)
+            for sequence, num_tokens in chosen
+            if sequence.state is State.RUNNING and sequence.owner not in resting
+        ]
+        return kept, bool(resting) or self.num_preemptions > num_preemptions
+
+    def _make_room(self, sequence: Sequence, num_tokens: int, resting: set[Owner]) -> bool:
+        """Give ``sequence`` its blocks, from victims if need be; False: not in this step."""
+        while True:
+            try:
+                self._blocks.grow(sequence.owner, sequence.num_computed + num_tokens)
+            except OutOfBlocksError:
+                victim = self._ready[-1] if self._ready else self._running[-1]
+                if victim.num_steps_in_flight or victim.owner in resting:
+                    resting.add(victim.owner)
+                    return False
+                self._preempt(victim)
+                if victim is sequence:
+                    return False
+            else:
+                return True
+
+    def _admit(self, chosen: list[tuple[Sequence, int]]) -> list[SlotOpening]:
+        """Add READY and WAITING sequences to ``chosen`` while tokens, slots and blocks last."""
+        budget = self._config.max_batch_tokens - sum(num_tokens for _, num_tokens in chosen)
+        openings: list[SlotOpening] = []
+        while budget and self._free_slots and self._ready:
+            # Received KV goes first: it holds blocks and needs one token only (C19).
+            sequence = self._ready[0]
+            try:
+                self._blocks.grow(sequence.owner, sequence.num_known)
+            except OutOfBlocksError:
+                if chosen or self._steps:
+                    return openings  # what runs will give blocks back
+                self._preempt(self._ready[-1])
+                continue
+            openings.append(self._start(sequence))
+            chosen.append((sequence, 1))
+            budget -= 1
+        while budget and self._free_slots and self._waiting:
+            sequence = self._waiting[0]
+            if not self._admit_waiting(sequence):
+                break
+            openings.append(self._start(sequence))
+            num_tokens = min(sequence.num_known - sequence.num_computed, budget)
+            chosen.append((sequence, num_tokens))
+            budget -= num_tokens
+        return openings
+
+    def _admit_waiting(self, sequence: Sequence) -> bool:
+        """Allocate all known tokens of ``sequence``; False, without a trace: not now."""
+        sequence.num_known = sequence.num_tokens
+        if self._budget.blocks_for(sequence.num_known) > self._available():
+            return False
+        cached = self._budget.usable_hit(sequence)
+        try:
+            self._budget.admit(sequence, num_cached=cached, num_tokens=sequence.num_known)
+        except OutOfBlocksError:
+            return False
+        return True
+
+    def _available(self) -> int:
+        return self._budget.available(num_running=self.num_running)
+
+    def _start(self, sequence: Sequence) -> SlotOpening:
+        self._apply(sequence, Event.ADMITTED)
+        sequence.slot = self._free_slots.pop()
+        sequence.epoch += 1
+        sequence.num_sampling = sequence.num_steps_in_flight = 0
+        self._running.append(sequence)
+        return SlotOpening(
+            slot=sequence.slot,
+            sampling=sequence.sampling,
+            prompt_token_ids=sequence.prompt_token_ids,
+            output_token_ids=tuple(sequence.output_token_ids),
+        )
+
+    def _take_part(self, sequence: Sequence, num_tokens: int) -> _Part:
+        """Account ``num_tokens`` of ``sequence`` as dispatched."""
+        if sequence.slot is None:
+            raise InternalError(f"{sequence.owner} was scheduled without a slot")
+        position = sequence.num_computed
+        samples = position + num_tokens >= sequence.num_known
+        sequence.num_computed += num_tokens
+        sequence.num_sampling += samples
+        sequence.num_steps_in_flight += 1
+        return _Part(sequence, sequence.slot, sequence.epoch, position, num_tokens, samples)
+
+    def _input_of(self, part: _Part) -> SequenceInput:
+        sequence = part.sequence
+        known = part.position < sequence.num_known
+        return SequenceInput(
+            slot=part.slot,
+            token_ids=sequence.token_slice(part.position, part.num_tokens) if known else None,
+            position=part.position,
+            block_tables=self._blocks.block_tables(sequence.owner),
+            sample=part.samples,
+        )
+
+    # Ends
+
+    def _preempt(self, victim: Sequence) -> None:
+        self.num_preemptions += 1
+        victim.num_preemptions += 1
+        self._apply(victim, Event.PREEMPTED)
+        victim.num_computed = victim.num_settled = 0
+        self._waiting.appendleft(victim)
+
+    def _end(self, sequence: Sequence, event: Event) -> tuple[Action, ...]:
+        actions = self._apply(sequence, event)
+        self._budget.promise(sequence, 0)
+        self._sequences.pop(sequence.owner, None)
+        return actions
+
+    def _apply(self, sequence: Sequence, event: Event) -> tuple[Action, ...]:
+        before = sequence.state
+        sequence.state, actions = advance(before, event)
+        if before in self._queues:
+            self._queues[before].remove(sequence)
+        if Action.RELEASE_BLOCKS in actions:
+            self._blocks.release(sequence.owner)
+        if Action.FREE_SLOT in actions and sequence.slot is not None:
+            self._free_slots.append(sequence.slot)
+            sequence.slot = None
+        return actions
+
+    def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
+        if (
+            token_id in sequence.sampling.stop_token_ids
+            and len(sequence.output_token_ids) > sequence.sampling.min_tokens
+        ):
+            return "stop"
+        if len(sequence.output_token_ids) >= sequence.sampling.max_tokens:
+            return "length"
+        return None

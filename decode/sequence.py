@@ -1,0 +1,82 @@
+"""One sequence on a decode worker: what is known, what is computed, what is in flight."""
+
+from dataclasses import dataclass, field
+
+from blockmgr.holding import Owner
+from core.ids import Slot
+from core.messages import FinishReason
+from core.sampling import SamplingParams, TokenLogprobs
+from decode.state import State
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Changed by ``DecodeScheduler`` alone.
+
+    tokens    │ prompt │ outputs ...............│ sampled, not read yet │
+    KV        │ settled ...............│ in flight │
+              0              num_settled      num_computed
+    """
+
+    owner: Owner
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    cache_salt: str = ""
+    output_token_ids: list[int] = field(default_factory=list[int])
+    """Read from completed steps, prefill or an earlier attempt; sampled tokens in flight are not
+    here."""
+    state: State = State.WAITING
+    slot: Slot | None = None
+    num_known: int = 0
+    """Tokens that the current admission feeds by value; later ones come from the slot."""
+    num_computed: int = 0
+    """Positions whose KV exists once every dispatched step has completed."""
+    num_settled: int = 0
+    """Positions whose KV exists now."""
+    num_sampling: int = 0
+    """Tokens that dispatched steps will sample."""
+    num_steps_in_flight: int = 0
+    epoch: int = 0
+    """Counts admissions: output of a step from before a preemption is dropped."""
+    promised_blocks: int = 0
+    """Reserved for KV that is still to be received."""
+    hashes: list[bytes] = field(default_factory=list[bytes])
+    num_cached_tokens: int = 0
+    """Prompt tokens found in this worker's prefix cache at the first admission."""
+    num_preemptions: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose ids are known here."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All tokens whose ids are known here."""
+        return [*self.prompt_token_ids, *self.output_token_ids]
+
+    def token_slice(self, position: int, num_tokens: int) -> tuple[int, ...]:
+        """Return the known tokens at ``[position, position + num_tokens)``."""
+        num_prompt = len(self.prompt_token_ids)
+        end = position + num_tokens
+        if end <= num_prompt:
+            return self.prompt_token_ids[position:end]
+        return (
+            *self.prompt_token_ids[position:num_prompt],
+            *self.output_token_ids[max(0, position - num_prompt) : end - num_prompt],
+        )
+
+    @property
+    def wants_token(self) -> bool:
+        """Whether one more token may be sampled, counting those in flight (never beyond)."""
+        return len(self.output_token_ids) + self.num_sampling < self.sampling.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What one completed step means for one sequence."""
+
+    sequence: Sequence
+    token_id: int
+    logprobs: TokenLogprobs | None
+    finish_reason: FinishReason | None

@@ -1,0 +1,71 @@
+"""From a worker's config to a warm engine."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from core.errors import ConfigError
+from core.kv_layout import KVLayout
+from engine.forward import PagedModel
+from engine.kv_pool import KVPool
+from engine.loading import load_model
+from engine.model_spec import ModelSpec
+from engine.runner import ModelRunner
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A loaded model, its pool and its runner, warmed up."""
+
+    spec: ModelSpec
+    layout: KVLayout
+    pool: KVPool
+    runner: ModelRunner
+    max_model_len: int
+    """Tokens of one sequence that the model and the pool both allow."""
+
+
+def start_engine(
+    model_path: Path,
+    *,
+    model: ModelConfig,
+    cache: CacheConfig,
+    scheduler: SchedulerConfig,
+    engine: EngineConfig,
+) -> Engine:
+    """Load the model, allocate the pool and run a first step, so that no request pays for it.
+
+    Raises:
+        ConfigError: the model or a size in the config cannot be used.
+    """
+    if engine.num_threads:
+        torch.set_num_threads(engine.num_threads)
+    loaded = load_model(
+        model_path,
+        dtype=model.dtype,
+        device=model.device,
+        attention=engine.attention,
+        max_model_len=model.max_model_len,
+    )
+    layout = loaded.spec.kv_layout(cache.block_size)
+    num_blocks = cache.num_blocks or int(cache.memory_gib * GIB) // layout.block_nbytes
+    pool_tokens = num_blocks // len(layout.groups) * layout.block_size
+    if pool_tokens < 1:
+        raise ConfigError(
+            f"cache: {num_blocks} blocks of {layout.block_nbytes} bytes hold no sequence of a "
+            f"model with {len(layout.groups)} KV groups; raise cache.memory_gib or cache.num_blocks"
+        )
+    paged = PagedModel(loaded, block_size=cache.block_size, num_blocks=num_blocks)
+    runner = ModelRunner(paged, max_num_seqs=scheduler.max_num_seqs)
+    runner.warm_up()
+    return Engine(
+        spec=loaded.spec,
+        layout=layout,
+        pool=paged.kv_pool,
+        runner=runner,
+        max_model_len=min(loaded.spec.max_model_len, pool_tokens),
+    )

@@ -1,0 +1,79 @@
+"""Keeps the engine fed: the next step is scheduled before the output of the last is read."""
+
+import asyncio
+from collections.abc import Callable
+
+from core.errors import StepFailedError
+from core.ids import StepSeq
+from engine.batch import StepBatch, StepOutput
+from engine.executor import StepExecutor, StepRunner
+
+
+class StepLoop:
+    """Runs steps while ``schedule`` has any, up to ``depth`` in flight; sleeps otherwise.
+
+    All callbacks run on the event loop that ``run`` is awaited in; the engine's thread sees
+    batches only. Wake-ups come from completed steps and from ``wake``; nothing polls.
+    """
+
+    def __init__(
+        self,
+        runner: StepRunner,
+        *,
+        depth: int,
+        schedule: Callable[[], StepBatch | None],
+        complete: Callable[[StepBatch, StepOutput], None],
+        fail: Callable[[StepSeq], None],
+    ) -> None:
+        self._depth = depth
+        self._schedule = schedule
+        self._complete = complete
+        self._fail = fail
+        self._loop = asyncio.get_running_loop()
+        self._executor = StepExecutor(runner, self._report)
+        self._in_flight: dict[StepSeq, StepBatch] = {}
+        self._broken: asyncio.Future[None] = self._loop.create_future()
+        self._wake_is_due = False
+
+    def wake(self) -> None:
+        """``schedule`` may have something now. Many calls in one turn of the loop cost one."""
+        if not self._wake_is_due:
+            self._wake_is_due = True
+            self._loop.call_soon(self._fill)
+
+    async def run(self) -> None:
+        """Serve until cancelled.
+
+        Raises:
+            StepFailedError: a step died; its device work is over, and no step runs any more.
+        """
+        await self._broken
+
+    def close(self, *, timeout_s: float) -> None:
+        """Finish the step in flight and end the thread; later steps do not run."""
+        self._broken.cancel()
+        self._executor.close(timeout_s=timeout_s)
+
+    def _fill(self) -> None:
+        self._wake_is_due = False
+        while not self._broken.done() and len(self._in_flight) < self._depth:
+            batch = self._schedule()
+            if batch is None:
+                return
+            self._in_flight[batch.step] = batch
+            self._executor.submit(batch)
+
+    def _report(self, step: StepSeq, result: StepOutput | StepFailedError) -> None:
+        """Carry a step's end from the engine's thread to the event loop."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._finish, step, result)
+
+    def _finish(self, step: StepSeq, result: StepOutput | StepFailedError) -> None:
+        batch = self._in_flight.pop(step)
+        if isinstance(result, StepFailedError):
+            self._fail(step)
+            if not self._broken.done():
+                self._broken.set_exception(result)
+            return
+        self._complete(batch, result)
+        self._fill()

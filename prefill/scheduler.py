@@ -1,0 +1,304 @@
+"""Which prompt chunks a prefill worker computes in the next step: first come, first served.
+
+Pure: no clock, no I/O. A prompt's blocks are allocated whole at its admission, so two half-computed
+prompts cannot wait for each other; until then it is a line in the queue and costs no memory.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from blockmgr.block_hash import hash_blocks
+from blockmgr.block_manager import BlockManager
+from blockmgr.holding import Owner
+from blockmgr.window import needed_blocks
+from core.config import SchedulerConfig
+from core.errors import OutOfBlocksError, RequestError
+from core.ids import BlockId, Slot, StepSeq
+from core.kv_layout import KVLayout
+from core.messages import FirstToken, GroupBlocks, Prefill
+from engine.batch import SequenceInput, SlotOpening, StepBatch, StepOutput
+
+
+@dataclass(slots=True, eq=False)
+class Prompt:
+    """One request's tokens on their way through prefill."""
+
+    owner: Owner
+    request: Prefill
+    token_ids: tuple[int, ...]
+    """Prompt, and what an earlier attempt has generated."""
+    hashes: list[bytes] = field(default_factory=list[bytes])
+    num_cached_tokens: int = 0
+    num_computed: int = 0
+    num_settled: int = 0
+    num_offered: int = 0
+    """Tokens whose KV tickets cover."""
+    num_chunks_offered: int = 0
+    slot: Slot | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to compute."""
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """KV that has settled and is not ticketed yet: the content of the next ticket."""
+
+    prompt: Prompt
+    chunk: int
+    blocks: tuple[GroupBlocks, ...]
+    num_tokens: int
+    first_token: FirstToken | None
+    """Set with the last offer of a prompt, which is LEASED from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    prompt: Prompt
+    position: int
+    num_tokens: int
+
+    @property
+    def is_last(self) -> bool:
+        return self.position + self.num_tokens == self.prompt.num_tokens
+
+
+class PrefillScheduler:
+    """Owns the prompts until their last offer; after that the block manager's lease does.
+
+    Invariants (``check_invariants``):
+        * a prompt in the queue owns no block, a prompt in the batch owns all its blocks;
+        * a slot belongs to at most one prompt.
+    """
+
+    def __init__(
+        self, blocks: BlockManager, layout: KVLayout, config: SchedulerConfig, *, fingerprint: str
+    ) -> None:
+        self._blocks = blocks
+        self._layout = layout
+        self._config = config
+        self._fingerprint = fingerprint
+        self._num_blocks = sum(blocks.counts().values())
+        self._waiting: deque[Prompt] = deque()
+        self._running: list[Prompt] = []
+        self._prompt_of: dict[Owner, Prompt] = {}
+        self._free_slots = [Slot(index) for index in reversed(range(config.max_num_seqs))]
+        self._steps: dict[StepSeq, list[_Part]] = {}
+
+    def add(self, request: Prefill) -> None:
+        """Queue a prompt.
+
+        Raises:
+            RequestError: it can never fit into the pool. Nothing was taken.
+        """
+        token_ids = (*request.prompt_token_ids, *request.output_token_ids)
+        need = self._blocks_for(len(token_ids))
+        if need > self._num_blocks:
+            raise RequestError(
+                f"a prompt of {len(token_ids)} tokens needs {need} KV blocks, the prefill pool "
+                f"has {self._num_blocks}; shorten the prompt",
+                field="prompt",
+            )
+        prompt = Prompt((request.request_id, request.attempt), request, token_ids)
+        prompt.hashes = hash_blocks(
+            token_ids,
+            self._layout.block_size,
+            salt=request.cache_salt,
+            fingerprint=self._fingerprint,
+        )
+        self._prompt_of[prompt.owner] = prompt
+        self._waiting.append(prompt)
+
+    def cancel(self, owner: Owner) -> bool:
+        """End a prompt that is queued or computing; its blocks are released now.
+
+        Returns False where it is unknown here: finished, leased, or never seen.
+        """
+        prompt = self._prompt_of.pop(owner, None)
+        if prompt is None:
+            return False
+        if prompt in self._running:
+            self._running.remove(prompt)
+            self._blocks.release(owner)
+            self._free_slot(prompt)
+        else:
+            self._waiting.remove(prompt)
+        return True
+
+    def schedule(self) -> StepBatch | None:
+        """Return the next step's batch, already dispatched in the block manager; None: no work."""
+        budget = self._config.max_batch_tokens
+        openings: list[SlotOpening] = []
+        parts: list[_Part] = []
+        for prompt in self._running:
+            num_tokens = min(prompt.num_tokens - prompt.num_computed, budget)
+            if num_tokens > 0:
+                parts.append(_Part(prompt, prompt.num_computed, num_tokens))
+                budget -= num_tokens
+        while budget and self._free_slots and self._waiting and self._admit(self._waiting[0]):
+            prompt = self._waiting.popleft()
+            openings.append(self._start(prompt))
+            num_tokens = min(prompt.num_tokens - prompt.num_computed, budget)
+            parts.append(_Part(prompt, prompt.num_computed, num_tokens))
+            budget -= num_tokens
+        if not parts:
+            return None
+        for part in parts:
+            part.prompt.num_computed += part.num_tokens
+        step = self._blocks.dispatch_step(part.prompt.owner for part in parts)
+        self._steps[step] = parts
+        return StepBatch(
+            step=step,
+            openings=tuple(openings),
+            sequences=tuple(self._input_of(part) for part in parts),
+            zero_blocks=self._blocks.take_zero_list(),
+        )
+
+    def complete(self, output: StepOutput) -> list[Offer]:
+        """Take a completed step's output and return what can be ticketed now."""
+        parts = self._steps.pop(output.step)
+        self._blocks.complete_step(output.step)
+        token_of_slot = {token.slot: token for token in output.tokens}
+        offers: list[Offer] = []
+        for part in parts:
+            prompt = part.prompt
+            if self._prompt_of.get(prompt.owner) is not prompt:
+                continue  # cancelled while the step ran
+            prompt.num_settled += part.num_tokens
+            self._blocks.settle(prompt.owner, prompt.num_settled, prompt.hashes)
+            first_token = None
+            if part.is_last and prompt.slot is not None:
+                token = token_of_slot[prompt.slot]
+                first_token = FirstToken(token_id=token.token_id, logprobs=token.logprobs)
+            offer = self._offer(prompt, first_token)
+            if offer is not None:
+                offers.append(offer)
+            if first_token is not None:
+                self._finish(prompt)
+        return offers
+
+    def fail_step(self, step: StepSeq) -> None:
+        """Retire a step that died, after the device was drained."""
+        self._steps.pop(step)
+        self._blocks.fail_step(step)
+
+    @property
+    def num_running(self) -> int:
+        """Prompts being computed."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Prompts in the queue."""
+        return len(self._waiting)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Tokens still to be dispatched."""
+        return sum(p.num_tokens - p.num_computed for p in self._prompt_of.values())
+
+    @property
+    def owners(self) -> list[Owner]:
+        """Of all prompts queued or computing."""
+        return list(self._prompt_of)
+
+    def check_invariants(self) -> None:
+        """Assert the invariants above: for tests and an idle worker."""
+        slots = [p.slot for p in self._running if p.slot is not None] + self._free_slots
+        assert sorted(slots) == list(range(self._config.max_num_seqs)), f"slots lost: {slots}"
+        assert all(not self._blocks.holds(prompt.owner) for prompt in self._waiting)
+        assert all(self._blocks.holds(prompt.owner) for prompt in self._running)
+        self._blocks.check_invariants()
+
+    def _admit(self, prompt: Prompt) -> bool:
+        """Allocate all of ``prompt``; False, without a trace: not now."""
+        # The last token is always computed: its logits give the first output token.
+        most = (prompt.num_tokens - 1) // self._layout.block_size
+        cached = self._blocks.count_cached_tokens(prompt.hashes[:most])
+        try:
+            self._blocks.admit(
+                prompt.owner,
+                hashes=prompt.hashes,
+                num_cached_tokens=cached,
+                num_tokens=prompt.num_tokens,
+            )
+        except OutOfBlocksError:
+            return False
+        prompt.num_cached_tokens = prompt.num_computed = prompt.num_settled = cached
+        prompt.num_offered = prompt.request.first_token
+        return True
+
+    def _start(self, prompt: Prompt) -> SlotOpening:
+        self._running.append(prompt)
+        prompt.slot = self._free_slots.pop()
+        return SlotOpening(
+            slot=prompt.slot,
+            sampling=prompt.request.sampling,
+            prompt_token_ids=prompt.request.prompt_token_ids,
+            output_token_ids=prompt.request.output_token_ids,
+        )
+
+    def _input_of(self, part: _Part) -> SequenceInput:
+        assert part.prompt.slot is not None
+        return SequenceInput(
+            slot=part.prompt.slot,
+            token_ids=part.prompt.token_ids[part.position : part.position + part.num_tokens],
+            position=part.position,
+            block_tables=self._blocks.block_tables(part.prompt.owner),
+            sample=part.is_last,
+        )
+
+    def _offer(self, prompt: Prompt, first_token: FirstToken | None) -> Offer | None:
+        """Name the full blocks settled since the last offer; the last offer names all the rest."""
+        block_size = self._layout.block_size
+        last = first_token is not None
+        end = prompt.num_tokens if last else prompt.num_settled // block_size * block_size
+        if end <= prompt.num_offered and not last:
+            return None
+        blocks = tuple(
+            named
+            for group in range(len(self._layout.groups))
+            for named in self._name_blocks(prompt, group, end)
+        )
+        offer = Offer(prompt, prompt.num_chunks_offered, blocks, end, first_token)
+        prompt.num_offered = max(end, prompt.num_offered)
+        prompt.num_chunks_offered += 1
+        return offer
+
+    def _name_blocks(self, prompt: Prompt, group: int, end: int) -> Iterator[GroupBlocks]:
+        """Blocks of ``group`` from the last offer up to ``end`` that decode will ever read.
+
+        Behind the window that the whole prompt leaves open, nothing is advertised.
+        """
+        block_size = self._layout.block_size
+        start = prompt.num_offered // block_size
+        stop = self._layout.num_blocks_for(end)
+        table = self._blocks.block_tables(prompt.owner)[group]
+        for run in needed_blocks(self._layout.groups[group], block_size, prompt.num_tokens):
+            first, last = max(run.start, start), min(run.stop, stop)
+            if first < last:
+                block_ids = [BlockId(block_id) for block_id in table[first:last].tolist()]
+                yield GroupBlocks(
+                    group=group,
+                    first_index=first,
+                    block_ids=tuple(block_ids),
+                    generations=tuple(map(self._blocks.generation, block_ids)),
+                )
+
+    def _finish(self, prompt: Prompt) -> None:
+        """All is offered: from now on the blocks wait for their reader."""
+        self._running.remove(prompt)
+        del self._prompt_of[prompt.owner]
+        self._free_slot(prompt)
+        self._blocks.lease(prompt.owner)
+
+    def _free_slot(self, prompt: Prompt) -> None:
+        if prompt.slot is not None:
+            self._free_slots.append(prompt.slot)
+            prompt.slot = None
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return len(self._layout.groups) * self._layout.num_blocks_for(num_tokens)
