@@ -1,0 +1,55 @@
+"""A block manager's states and counters as Prometheus metrics, read at each scrape."""
+
+from collections.abc import Iterable
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from blockmgr.block_manager import BlockManager
+
+TIER = "device"
+
+
+class BlockCollector:
+    """Register in a ``CollectorRegistry``. Every value is derived from the manager itself."""
+
+    def __init__(self, blocks: BlockManager, *, role: str) -> None:
+        self._blocks = blocks
+        self._role = role
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics' values now."""
+        states = GaugeMetricFamily(
+            "sluice_kv_blocks", "KV blocks by state", labels=("role", "tier", "state")
+        )
+        for state, count in self._blocks.counts().items():
+            states.add_metric((self._role, TIER, state.name.lower()), count)
+        yield states
+        stats = self._blocks.stats
+        for name, text, value in (
+            ("sluice_kv_block_allocations", "Blocks handed out", stats.allocations),
+            (
+                "sluice_kv_block_alloc_failures",
+                "Allocations that found too few blocks",
+                stats.allocation_failures,
+            ),
+            ("sluice_kv_evictions", "Cached blocks handed out anew", stats.evictions),
+            (
+                "sluice_kv_deferred_releases",
+                "Releases that waited for a step in flight",
+                stats.deferred_releases,
+            ),
+            ("sluice_kv_double_releases", "Second releases, refused", stats.double_releases),
+            (
+                "sluice_prefix_cache_query_tokens",
+                "Tokens looked up in the prefix cache",
+                stats.query_tokens,
+            ),
+            (
+                "sluice_prefix_cache_hit_tokens",
+                "Tokens found in the prefix cache",
+                stats.hit_tokens,
+            ),
+        ):
+            counter = CounterMetricFamily(name, text, labels=("role", "tier"))
+            counter.add_metric((self._role, TIER), value)
+            yield counter
