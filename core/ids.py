@@ -15,6 +15,8 @@ Generation = NewType("Generation", int)
 StepSeq = NewType("StepSeq", int)
 """1 is a worker's first non-empty model step; 0 means "no step yet"."""
 ReadId = NewType("ReadId", int)
+OperationId = NewType("OperationId", int)
+"""One NIC or copy operation on a worker's pool; never used again by that worker."""
 Slot = NewType("Slot", int)
 """Row of the engine's per-sequence state (last sampled token, sampler state)."""
 

@@ -1,0 +1,319 @@
+"""Who owns each KV block of a worker's pool, and until when something may still touch it."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from blockmgr.block_queue import BlockIds
+from blockmgr.block_table import BlockTable
+from blockmgr.fences import PendingOperation
+from blockmgr.holding import Holding, Owner
+from blockmgr.readings import BlockReadings
+from blockmgr.receive_target import ReceiveTarget, require_vacant
+from blockmgr.states import BlockState, Hold
+from blockmgr.stats import BlockStats
+from core.errors import DoubleReleaseError, InvalidTransitionError
+from core.ids import BlockId, Generation, OperationId, StepSeq
+
+__all__ = ["BlockManager", "BlockState", "BlockStats", "Owner", "ReceiveTarget"]
+
+
+class BlockManager(BlockReadings):
+    """Owners, block tables, prefix sharing and fences over one pool. No bytes, no clock.
+
+    Logical release is immediate; a block becomes FREE only when it has no owner and no lease,
+    every dispatched step that may touch it has retired, and every operation that names it has
+    ended. The two conditions are independent. The states are drawn in ``blockmgr.states``.
+
+    Errors of the kind ``InternalError`` are the caller's bugs; the call that raises one has
+    changed nothing but counters.
+
+    Args:
+        layout: Groups and block size.
+        num_blocks: Size of the pool, shared by all groups.
+        fences: Whether released blocks wait for steps (``fences.fences_needed``). Operations are
+            always waited for.
+        prefix_caching: Whether settled full blocks can be hit.
+        zero_on_allocate: Whether ``take_zero_list`` lists new blocks.
+        on_free: Called with blocks that became FREE, so that they can be poisoned.
+        on_allocate: Called with blocks that were FREE and are owned now, so that the poison can
+            be verified. Neither hook sees the FREE blocks of a new pool or an evicted block.
+    """
+
+    # Requests
+
+    def admit(
+        self, owner: Owner, *, hashes: Sequence[bytes], num_cached_tokens: int, num_tokens: int
+    ) -> None:
+        """Pin a hit of ``num_cached_tokens`` and allocate the rest of ``[0, num_tokens)``.
+
+        In a group with a window, what lies behind the window of the hit's end is holes.
+
+        Raises:
+            OutOfBlocksError: nothing was taken, pinned or reordered.
+            InvalidTransitionError: ``owner`` is held, or the hit is not usable at this length.
+        """
+        num_hit_blocks, rest = divmod(num_cached_tokens, self._layout.block_size)
+        if owner in self._holdings or rest:
+            raise InvalidTransitionError(
+                f"{owner} is admitted already, or its hit of {num_cached_tokens} tokens is no "
+                f"multiple of {self._layout.block_size}"
+            )
+        tables = [BlockTable(group, self._layout.block_size) for group in self._layout.groups]
+        holding = Holding(
+            owner, tuple(tables), self._cache_epoch, num_cached_tokens, num_hit_blocks
+        )
+        self._allocator.admit(holding, hashes, self._layout.num_blocks_for(num_tokens))
+        self._holdings[owner] = holding
+        self.stats.query_tokens += len(hashes) * self._layout.block_size
+        self.stats.hit_tokens += num_cached_tokens
+
+    def grow(self, owner: Owner, num_tokens: int) -> None:
+        """Cover the positions ``[0, num_tokens)`` of ``owner``.
+
+        Positions of a window group that ``begin_receive`` skipped stay holes.
+
+        Raises:
+            OutOfBlocksError: nothing was taken.
+            InvalidTransitionError: ``owner`` is not held, or is a lease.
+        """
+        self._allocator.grow(self._active(owner), self._layout.num_blocks_for(num_tokens))
+
+    def settle(self, owner: Owner, num_tokens: int, hashes: Sequence[bytes]) -> None:
+        """The first ``num_tokens`` tokens of ``owner`` have settled: their steps are complete.
+
+        Full blocks among them that have a hash become hit-able, unless another block is already,
+        and what fell behind a window is released. Fewer tokens than before change nothing.
+
+        Raises:
+            InvalidTransitionError: not held or not covered, or an operation may still write one of
+                these tokens' blocks.
+        """
+        holding = self._held(owner)
+        if num_tokens > holding.num_covered_blocks * self._layout.block_size:
+            raise InvalidTransitionError(f"{owner} settles {num_tokens} tokens without blocks")
+        if num_tokens < holding.num_settled_tokens:
+            return
+        if holding.num_writes:
+            self._require_landed(holding, num_tokens)
+        holding.num_settled_tokens = num_tokens
+        if self._prefix_caching and holding.cache_epoch == self._cache_epoch:
+            self._allocator.offer(holding, hashes[: num_tokens // self._layout.block_size])
+        for table in holding.tables:
+            pruned = table.prune(num_tokens)
+            if len(pruned):
+                self.stats.pruned_blocks += len(pruned)
+                self._let_go(holding, pruned[::-1])
+
+    def release(self, owner: Owner) -> None:
+        """``owner`` is gone at once; its blocks become allocatable when nothing touches them.
+
+        Raises:
+            DoubleReleaseError: ``owner`` is not held. Counted; no block was touched.
+        """
+        holding = self._holdings.pop(owner, None)
+        if holding is None:
+            self.stats.double_releases += 1
+            raise DoubleReleaseError(f"{owner} is not held")
+        self._let_go(holding, holding.release_order)
+
+    def lease(self, owner: Owner) -> None:
+        """Promise the blocks of ``owner`` to a reader: it will not grow or receive any more.
+
+        Raises:
+            InvalidTransitionError: not held, or leased already.
+        """
+        holding = self._active(owner)
+        self._pool.change(holding.release_order, add=(Hold.LEASE,), drop=(Hold.OWNER,))
+        holding.is_lease = True
+
+    # Steps
+
+    def dispatch_step(self, owners: Iterable[Owner]) -> StepSeq:
+        """Number a non-empty step that may read or write the blocks of ``owners``.
+
+        Raises:
+            InvalidTransitionError: no owner, or one that is not held.
+        """
+        holdings = [self._held(owner) for owner in owners]
+        if not holdings:
+            raise InvalidTransitionError("an empty step has no number")
+        return self._steps.dispatch(holdings)
+
+    def complete_step(self, step: StepSeq) -> None:
+        """Nothing of ``step`` will touch a block any more. Steps may complete in any order.
+
+        Raises:
+            DoubleReleaseError: it was retired before. Counted; nothing else was changed.
+            InvalidTransitionError: it was never dispatched.
+        """
+        try:
+            passed = self._steps.retire(step)
+        except DoubleReleaseError:
+            self.stats.double_releases += 1
+            raise
+        for block_ids in passed:
+            self._pool.change(block_ids, drop=(Hold.STEP,))
+
+    def fail_step(self, step: StepSeq) -> None:
+        """Retire a step that died. Call after a device drain: as ``complete_step``, but counted."""
+        self.complete_step(step)
+        self.stats.failed_steps += 1
+
+    def take_zero_list(self) -> tuple[BlockId, ...]:
+        """Return the blocks that the newest dispatched step must clear before its forward.
+
+        They were allocated since the last call, still have their owner, and no operation writes
+        them. Their owners count as part of that step: clearing is a device write, too.
+
+        Raises:
+            InvalidTransitionError: the newest step is not in flight, so none can clear them.
+        """
+        if not len(self._zero_list):
+            return ()
+        step = self._steps.last
+        if not self._steps.is_in_flight(step):
+            raise InvalidTransitionError("dispatch the step that clears the blocks first")
+        block_ids, holdings = self._zero_list.take()
+        for holding in holdings:
+            self._steps.extend(step, holding)
+        return block_ids
+
+    # Operations
+
+    def begin_receive(
+        self, owner: Owner, targets: Sequence[ReceiveTarget], operation: OperationId
+    ) -> list[list[tuple[BlockId, Generation]]]:
+        """Allocate blocks that ``operation`` will write, at ``targets`` in the owner's tables.
+
+        They are RECEIVING, are never on the zero list, and keep their ids and generations until
+        ``end_operation``, whatever the owner does.
+
+        Returns:
+            Per target, block ids with generations in order of position.
+
+        Raises:
+            OutOfBlocksError: nothing was taken.
+            InvalidTransitionError: not held or a lease, ``operation`` is pending, or a target is
+                empty, has a block already, or lies behind the window.
+        """
+        holding = self._active(owner)
+        self._require_new(operation)
+        require_vacant(holding, targets)
+        block_ids = self._allocator.receive(holding, sum(target.count for target in targets))
+        generations = self._begin(holding, block_ids, operation, writes=True)
+        pairs = list(zip(map(BlockId, block_ids.tolist()), generations, strict=True))
+        placed: list[list[tuple[BlockId, Generation]]] = []
+        at = 0
+        for target in targets:
+            part = slice(at, at + target.count)
+            holding.tables[target.group].put(target.indices, block_ids[part])
+            placed.append(pairs[part])
+            at += target.count
+        return placed
+
+    def begin_operation(
+        self,
+        owner: Owner,
+        block_ids: Iterable[BlockId],
+        operation: OperationId,
+        *,
+        writes: bool = False,
+    ) -> None:
+        """``operation`` may read (with ``writes`` also write) these blocks of ``owner``.
+
+        Raises:
+            InvalidTransitionError: not held, not the owner's blocks, or ``operation`` is pending.
+        """
+        holding = self._held(owner)
+        self._require_new(operation)
+        named = np.array(list(block_ids), dtype=np.int32)
+        if len(np.intersect1d(named, holding.release_order)) != len(named):
+            raise InvalidTransitionError(f"operation {operation} names blocks not of {owner}")
+        self._pool.change(named, add=_operation_holds(writes=writes))
+        self._begin(holding, named, operation, writes=writes)
+        if writes:
+            self._zero_list.remove(named)
+
+    def end_operation(self, operation: OperationId) -> None:
+        """``operation`` is terminal, whatever its outcome: it will touch no block any more.
+
+        Raises:
+            DoubleReleaseError: it is not pending. Counted; nothing else was changed.
+        """
+        try:
+            pending = self._operations.end(operation)
+        except DoubleReleaseError:
+            self.stats.double_releases += 1
+            raise
+        self._pool.change(pending.block_ids[::-1], drop=_operation_holds(writes=pending.writes))
+
+    # Resets
+
+    def reset_cache(self) -> bool:
+        """Forget every hash: nothing computed up to now can be hit any more.
+
+        Returns:
+            True if nothing is left of what was computed up to now. False ("pending"): an owner
+            still has blocks, or some are FENCED or QUARANTINED; the hashes are gone all the same.
+        """
+        self._allocator.forget_all()
+        self._cache_epoch += 1
+        self.stats.cache_resets += 1
+        return not self._holdings and not self._pool.num_withheld
+
+    def switch_fences(self, *, enabled: bool) -> None:
+        """Turn step fences on or off, for a worker that changes its role.
+
+        Raises:
+            InvalidTransitionError: a step is in flight, so its blocks would lose their fence.
+        """
+        if self._steps.num_in_flight:
+            raise InvalidTransitionError("fences can change only while no step is in flight")
+        self._fences = enabled
+
+    # Parts of the above
+
+    def _active(self, owner: Owner) -> Holding:
+        holding = self._held(owner)
+        if holding.is_lease:
+            raise InvalidTransitionError(f"{owner} is a lease")
+        return holding
+
+    def _let_go(self, holding: Holding, block_ids: BlockIds) -> None:
+        """Drop the holding's claim on ``block_ids``, in their order, behind the step fence."""
+        self._zero_list.remove(block_ids)
+        kind = Hold.LEASE if holding.is_lease else Hold.OWNER
+        if self._fences and holding.steps_in_flight and len(block_ids):
+            self._pool.change(block_ids, add=(Hold.STEP,), drop=(kind,))
+            self._steps.defer(block_ids, holding.steps_in_flight)
+            self.stats.deferred_releases += 1
+        else:
+            self._pool.change(block_ids, drop=(kind,))
+
+    def _require_landed(self, holding: Holding, num_tokens: int) -> None:
+        """Raise if an operation may still write a block of the newly settled tokens."""
+        size = self._layout.block_size
+        newly = slice(holding.num_settled_tokens // size, -(-num_tokens // size))
+        for table in holding.tables:
+            block_ids = table.held_in(newly)
+            if self._pool.holds(Hold.WRITE, block_ids).any():
+                raise InvalidTransitionError(f"{holding.owner} settles tokens that may not be here")
+
+    def _require_new(self, operation: OperationId) -> None:
+        if self._operations.get(operation) is not None:
+            raise InvalidTransitionError(f"operation {operation} is pending already")
+
+    def _begin(
+        self, holding: Holding, block_ids: BlockIds, operation: OperationId, *, writes: bool
+    ) -> tuple[Generation, ...]:
+        """Register ``operation`` on blocks that have its holds, and return their generations."""
+        generations = tuple(map(Generation, self._pool.generations(block_ids).tolist()))
+        pending = PendingOperation(holding, block_ids, generations, writes=writes)
+        self._operations.begin(operation, pending)
+        self._allocator.name_operation(block_ids, operation)
+        return generations
+
+
+def _operation_holds(*, writes: bool) -> tuple[Hold, ...]:
+    return (Hold.OPERATION, Hold.WRITE) if writes else (Hold.OPERATION,)

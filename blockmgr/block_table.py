@@ -1,0 +1,112 @@
+"""Where one owner's tokens live in one KV group."""
+
+from typing import Final
+
+import numpy as np
+
+from blockmgr.block_queue import BlockIds
+from blockmgr.window import first_live_block, num_sink_blocks
+from core.kv_layout import KVGroup
+
+HOLE: Final = -1
+"""Entry of a position that has no block: behind a sliding window, or not received."""
+
+
+class BlockTable:
+    """Block ids by absolute block index, with explicit holes.
+
+    A group without a window has no hole once it is covered. With one, everything between the
+    sinks and ``first_live`` is a hole for good, and ``first_live`` only grows.
+    """
+
+    def __init__(self, group: KVGroup, block_size: int) -> None:
+        self.group = group
+        self.first_live = num_sink_blocks(group, block_size)
+        self._block_size = block_size
+        self._entries = np.full(8, HOLE, dtype=np.int32)
+        self._length = 0
+        self._num_held = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def entries(self) -> BlockIds:
+        """A view on ids and holes by absolute index."""
+        return self._entries[: self._length]
+
+    @property
+    def held(self) -> BlockIds:
+        """The block ids without holes, in order of position."""
+        return self.entries[self.entries != HOLE]
+
+    def held_in(self, indices: slice) -> BlockIds:
+        """The block ids at ``indices``, without holes."""
+        entries = self.entries[indices]
+        return entries[entries != HOLE]
+
+    @property
+    def num_covered_blocks(self) -> int:
+        """Blocks from the start that need no more allocation."""
+        if self.group.window is not None or self._num_held == self._length:
+            return self._length
+        return int(np.argmax(self.entries == HOLE))
+
+    def missing(self, num_blocks: int) -> list[int]:
+        """Absolute indices to fill so that the first ``num_blocks`` are covered.
+
+        Holes of a group with a window stay holes: what was skipped lies behind the window.
+        """
+        added = range(self._length, num_blocks)
+        if self.group.window is not None or self._num_held == self._length:
+            return list(added)
+        return [*np.flatnonzero(self.entries[:num_blocks] == HOLE).tolist(), *added]
+
+    def has_any(self, indices: range) -> bool:
+        """Whether one of ``indices`` has a block, or lost it to the window for good."""
+        num_sinks = num_sink_blocks(self.group, self._block_size)
+        if self.group.window is not None and max(indices.start, num_sinks) < min(
+            indices.stop, self.first_live
+        ):
+            return True
+        return bool((self.entries[indices.start : indices.stop] != HOLE).any())
+
+    def put(self, indices: range | list[int], block_ids: BlockIds) -> None:
+        """Set the entries at ``indices``, all of them holes or behind the end, ascending."""
+        if not len(indices):
+            return
+        self._reserve(indices[-1] + 1)
+        self._entries[np.asarray(indices)] = block_ids
+        self._num_held += len(indices)
+
+    def skip(self, num_settled_tokens: int) -> None:
+        """Cover ``num_settled_tokens`` in a table that holds just what the window needs of them."""
+        self._reserve(-(-num_settled_tokens // self._block_size))
+        first = first_live_block(self.group, self._block_size, num_settled_tokens)
+        self.first_live = max(self.first_live, first)
+
+    def prune(self, num_settled_tokens: int) -> BlockIds:
+        """Make holes of all blocks behind the window; return those that were there, in order."""
+        first = first_live_block(self.group, self._block_size, num_settled_tokens)
+        first = min(first, self._length)
+        if first <= self.first_live:
+            return self._entries[:0]
+        gone = self._entries[self.first_live : first]
+        block_ids = gone[gone != HOLE]
+        gone[:] = HOLE
+        self.first_live = first
+        self._num_held -= len(block_ids)
+        return block_ids
+
+    def check_invariants(self) -> None:
+        """Assert the promises of the class."""
+        assert self._num_held == len(self.held), "the number of held blocks is wrong"
+        num_sinks = num_sink_blocks(self.group, self._block_size)
+        assert (self.entries[num_sinks : self.first_live] == HOLE).all(), "a pruned block is back"
+
+    def _reserve(self, length: int) -> None:
+        if length > len(self._entries):
+            grown = np.full(max(length, 2 * len(self._entries)), HOLE, dtype=np.int32)
+            grown[: self._length] = self.entries
+            self._entries = grown
+        self._length = max(self._length, length)

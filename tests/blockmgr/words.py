@@ -1,0 +1,50 @@
+"""Short words for what the tests of the block manager do."""
+
+from collections.abc import Sequence
+
+from blockmgr.block_hash import hash_blocks
+from blockmgr.block_manager import BlockManager, Owner
+from blockmgr.states import BlockState
+from core.ids import Attempt, RequestId
+from core.kv_layout import KVGroup, KVLayout
+
+
+def layout_of(*groups: KVGroup, block_size: int = 16) -> KVLayout:
+    return KVLayout(
+        groups=groups or (KVGroup(layers=(0,)),),
+        block_size=block_size,
+        num_kv_heads=1,
+        head_dim=8,
+        dtype="float32",
+    )
+
+
+def owner_of(name: str, attempt: int = 1) -> Owner:
+    return RequestId(name), Attempt(attempt)
+
+
+def hashes_of(tokens: Sequence[int], block_size: int = 16) -> list[bytes]:
+    return hash_blocks(tokens, block_size, salt="", fingerprint="model")
+
+
+def admit_new(blocks: BlockManager, name: str, num_tokens: int) -> Owner:
+    """Admit an owner without a hit."""
+    owner = owner_of(name)
+    blocks.admit(owner, hashes=(), num_cached_tokens=0, num_tokens=num_tokens)
+    return owner
+
+
+def admit_with_hit(blocks: BlockManager, name: str, tokens: Sequence[int]) -> int:
+    """Admit an owner with the longest hit; return the hit."""
+    hashes = hashes_of(tokens)
+    cached = blocks.count_cached_tokens(hashes)
+    blocks.admit(owner_of(name), hashes=hashes, num_cached_tokens=cached, num_tokens=len(tokens))
+    return cached
+
+
+def ids_of(blocks: BlockManager, owner: Owner, group: int = 0) -> list[int]:
+    return blocks.block_tables(owner)[group].tolist()
+
+
+def num_free(blocks: BlockManager) -> int:
+    return blocks.counts()[BlockState.FREE]
