@@ -1,0 +1,109 @@
+"""The Ray actor that every process of a deployment is: one coroutine in a loop of its own."""
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import ray
+import uvloop
+
+from core.errors import ConfigError
+from core.logs import set_up_logging
+from deploy.processes import die_with_parent
+
+log = logging.getLogger(__name__)
+
+EXIT_CRASHED = 1
+
+
+class Service(Protocol):
+    """What an actor runs. Pickled once, so a restarted actor runs the same again."""
+
+    @property
+    def name(self) -> str:
+        """Of the actor, in logs and in Ray."""
+        ...
+
+    @property
+    def log_level(self) -> str:
+        """Of the process."""
+        ...
+
+    def run(self, stop: asyncio.Event) -> Coroutine[Any, Any, None]:
+        """Serve until ``stop``. A ``ConfigError`` is final; anything else is a crash."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """One life of an actor."""
+
+    pid: int
+    host: str
+
+
+class ServiceActor:
+    """Runs one service from its construction on, so that Ray's restart restarts the service.
+
+    The service has a thread and an event loop of its own; Ray's calls come on other threads and
+    only set or await events. A crash ends the process: that, and not an exception, is what Ray
+    takes for a reason to restart it.
+    """
+
+    def __init__(self, service: Service) -> None:
+        die_with_parent()
+        set_up_logging(service.log_level, worker=service.name)
+        self._service = service
+        self._error: str | None = None
+        self._ended = threading.Event()
+        self._loop = uvloop.new_event_loop()
+        self._stop = asyncio.Event()
+        threading.Thread(target=self._run, name=service.name, daemon=True).start()
+
+    def __repr__(self) -> str:
+        return self._service.name  # Ray puts it before each line of the process's output
+
+    def identity(self) -> ProcessIdentity:
+        """Return who runs; answers as soon as the process is up."""
+        return ProcessIdentity(pid=os.getpid(), host=socket.gethostname())
+
+    def stop(self) -> None:
+        """Ask the service to end. Returns at once; ``ended`` tells when it has."""
+        self._loop.call_soon_threadsafe(self._stop.set)
+
+    def ended(self) -> str | None:
+        """Wait, for the actor's life, until the service has ended after ``stop`` or for good.
+
+        Returns:
+            None after a stop, or the config error that no restart can mend.
+        """
+        self._ended.wait()
+        return self._error
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._service.run(self._stop))
+        except ConfigError as error:
+            self._error = str(error)
+        except BaseException:
+            log.exception("service=%s crashed", self._service.name)
+            self._exit()
+        if self._error is None and not self._stop.is_set():
+            log.error("service=%s ended without being told to", self._service.name)
+            self._exit()
+        self._ended.set()
+
+    @staticmethod
+    def _exit() -> None:
+        logging.shutdown()
+        os._exit(EXIT_CRASHED)
+
+
+# Threads: one blocked in ``ended`` per watching driver, one for each short call.
+RemoteServiceActor = ray.remote(max_concurrency=8)(ServiceActor)

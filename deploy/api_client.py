@@ -1,0 +1,153 @@
+"""A small client of a running deployment's HTTP API: readiness, workers, streamed answers."""
+
+import http.client
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from core.errors import ConfigError, SluiceError
+
+
+class UnreachableError(SluiceError):
+    """Nothing answers at the address."""
+
+
+class FailedAnswerError(SluiceError):
+    """The API answered with an error, or broke off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One value of the router's metrics."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+class ApiClient:
+    """Speaks to one router. Every call has a connection and a deadline of its own."""
+
+    def __init__(self, url: str, *, timeout_s: float = 5.0) -> None:
+        """Use the router at ``url``; ``timeout_s`` bounds each wait for bytes.
+
+        Raises:
+            ConfigError: ``url`` is not ``http://host[:port]``.
+        """
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise ConfigError(f"--url {url!r}: {error}") from error
+        if parts.scheme != "http" or not parts.hostname:
+            raise ConfigError(f"--url {url!r}: give http://HOST[:PORT]")
+        self.url = url
+        self._host = parts.hostname
+        self._port = port or 80
+        self._timeout_s = timeout_s
+
+    def is_ready(self) -> bool:
+        """Return whether a generation can pass now; False too where nothing listens yet."""
+        try:
+            return self._request("GET", "/ready")[0] == http.HTTPStatus.OK
+        except UnreachableError:
+            return False
+
+    def json(self, path: str) -> Any:
+        """Return the JSON answer of a GET.
+
+        Raises:
+            UnreachableError: nothing answers.
+            FailedAnswerError: the answer is an error or no JSON.
+        """
+        body = self._checked("GET", path)
+        try:
+            return json.loads(body)
+        except ValueError as error:
+            raise FailedAnswerError(f"{self.url}{path} answered no JSON") from error
+
+    def metrics(self) -> list[Sample]:
+        """Return every sample of ``/metrics``.
+
+        Raises:
+            UnreachableError: nothing answers.
+            FailedAnswerError: the answer is an error.
+        """
+        text = self._checked("GET", "/metrics").decode()
+        return [
+            Sample(sample.name, sample.labels, sample.value)
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        ]
+
+    def stream(self, path: str, body: Mapping[str, object]) -> Iterator[dict[str, Any]]:
+        """POST ``body`` and yield each server-sent event until ``[DONE]``.
+
+        Raises:
+            UnreachableError: nothing answers.
+            FailedAnswerError: the answer is an error, holds one, or ends before ``[DONE]``.
+        """
+        with closing(self._connection()) as connection:
+            response = self._send(connection, "POST", path, json.dumps(body).encode())
+            if response.status != http.HTTPStatus.OK:
+                raise FailedAnswerError(_error_message(response.status, response.read()))
+            yield from self._events(response)
+
+    def _events(self, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+        while line := self._read_line(response):
+            if not line.startswith(b"data:"):
+                continue
+            payload = line.removeprefix(b"data:").strip()
+            if payload == b"[DONE]":
+                return
+            event = json.loads(payload)
+            if "error" in event:
+                raise FailedAnswerError(_error_message(response.status, payload))
+            yield event
+        raise FailedAnswerError("the stream broke off before its end")
+
+    def _read_line(self, response: http.client.HTTPResponse) -> bytes:
+        try:
+            return response.readline()
+        except (OSError, http.client.HTTPException) as error:
+            raise FailedAnswerError(f"the stream broke off: {error}") from error
+
+    def _checked(self, method: str, path: str) -> bytes:
+        status, body = self._request(method, path)
+        if status != http.HTTPStatus.OK:
+            raise FailedAnswerError(f"{self.url}{path}: {_error_message(status, body)}")
+        return body
+
+    def _request(self, method: str, path: str) -> tuple[int, bytes]:
+        with closing(self._connection()) as connection:
+            response = self._send(connection, method, path, None)
+            try:
+                return response.status, response.read()
+            except (OSError, http.client.HTTPException) as error:
+                raise UnreachableError(f"{self.url} broke off: {error}") from error
+
+    def _connection(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+
+    def _send(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
+    ) -> http.client.HTTPResponse:
+        headers = {"Content-Type": "application/json", "X-Sluice-Stats": "1"}
+        try:
+            connection.request(method, path, body, headers)
+            return connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise UnreachableError(f"nothing answers at {self.url} ({error})") from error
+
+
+def _error_message(status: int, body: bytes) -> str:
+    try:
+        error = json.loads(body)["error"]
+        return f"{status}: {error['message']}"
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP status {status}"

@@ -1,0 +1,128 @@
+"""The command line: arguments in, exit codes and one-line errors out."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import NoReturn
+
+from core.config import SluiceConfig
+from core.errors import ConfigError, SluiceError
+from deploy.demo import run_demo
+from deploy.model_source import resolve_model
+from deploy.serve import run_serve
+from deploy.settings import load_settings
+from deploy.status import run_status
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+"""Nothing was started: a wrong argument, config value, file, folder or port."""
+EXIT_INTERRUPTED = 130
+
+
+class _OneLineParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (try {self.prog} --help)\n")
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML config file")
+    parser.add_argument(
+        "--model", metavar="M", help="model folder, hub id, or 'default' (SmolLM2-135M-Instruct)"
+    )
+    parser.add_argument("--prefill", type=int, metavar="N", help="prefill workers; 0: colocated")
+    parser.add_argument("--decode", type=int, metavar="N", help="decode workers")
+    parser.add_argument("--host", metavar="H", help="address that the API listens on")
+    parser.add_argument("--port", type=int, metavar="P", help="port of the API; 0: a free one")
+
+
+def _settings(arguments: argparse.Namespace) -> SluiceConfig:
+    return load_settings(
+        arguments.config,
+        {
+            "model.model": arguments.model,
+            "deploy.prefill": arguments.prefill,
+            "deploy.decode": arguments.decode,
+            "router.host": arguments.host,
+            "router.port": arguments.port,
+        },
+    )
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    return run_serve(_settings(arguments))
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    return run_demo(_settings(arguments))
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    return run_status(arguments.url)
+
+
+def _fetch(arguments: argparse.Namespace) -> int:
+    model = _settings(arguments).model
+    sys.stdout.write(f"{resolve_model(model.model, model.revision).path}\n")
+    return 0
+
+
+def _version(_arguments: argparse.Namespace) -> int:
+    try:
+        version = metadata.version("sluice-llm")
+    except metadata.PackageNotFoundError:
+        version = "unknown (running from a folder, not installed)"
+    sys.stdout.write(f"sluice {version}\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _OneLineParser(
+        prog="sluice",
+        description="Serve one LLM from prefill and decode workers that hand KV blocks over UCX.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, action: Callable[[argparse.Namespace], int], summary: str) -> (
+        argparse.ArgumentParser
+    ):
+        command = commands.add_parser(name, help=summary, description=summary)
+        command.set_defaults(action=action)
+        return command
+
+    _add_settings(add("serve", _serve, "Start router and workers; Ctrl-C stops them."))
+    _add_settings(add("demo", _demo, "Start, answer five prompts, show how, stop."))
+    status = add("status", _status, "Show a running deployment's workers and load.")
+    status.add_argument("--url", default="http://127.0.0.1:8000", help="default: %(default)s")
+    _add_settings(add("fetch", _fetch, "Fetch the model, print its folder, start nothing."))
+    add("version", _version, "Print the version.")
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Carry out one command line and return its exit code.
+
+    A ``ConfigError`` is the operator's to fix: one line on stderr, exit code 2. Any other error
+    of ours is one line and exit code 1.
+    """
+    try:
+        arguments = _parser().parse_args(argv)
+        return arguments.action(arguments)
+    except ConfigError as error:
+        _report(error)
+        return EXIT_USAGE
+    except SluiceError as error:
+        _report(error)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output left; stdout's flush at exit must not raise again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+
+
+def _report(error: SluiceError) -> None:
+    sys.stderr.write(f"sluice: error: {' '.join(str(error).split())}\n")

@@ -1,0 +1,197 @@
+"""A whole deployment as a ``with`` block: model, ports, Ray, router and workers, and their end."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from core.channel import ChannelKeys
+from core.config import SluiceConfig
+from core.errors import SluiceError
+from core.ids import WorkerId
+from core.messages import Role
+from core.worker_context import WorkerContext
+from deploy.api_client import ApiClient, UnreachableError
+from deploy.events import Event, EventQueue, StopRequested
+from deploy.model_source import ModelFolder, resolve_model
+from deploy.placement import router_bundle, worker_bundle
+from deploy.ports import claim_port
+from deploy.ray_session import PROJECT_ROOT, RaySession, ray_session
+from deploy.services import RouterService, WorkerService
+from deploy.stop_signals import StopSignals
+from deploy.supervisor import Launch, Supervisor
+from engine.threads import thread_environment
+from router.server import RouterContext
+
+PROBE_INTERVAL_S = 0.25
+WILDCARD_HOSTS = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
+
+
+class StoppedEarly(SluiceError):  # noqa: N818 - not an error, but the way out of a start
+    """Ctrl-C or SIGTERM came while the deployment was starting."""
+
+
+class Deployment:
+    """A running deployment."""
+
+    def __init__(
+        self, config: SluiceConfig, supervisor: Supervisor, session: RaySession, url: str
+    ) -> None:
+        self._config = config
+        self._supervisor = supervisor
+        self._session = session
+        self.client = ApiClient(url, timeout_s=2.0)
+
+    @property
+    def url(self) -> str:
+        """Of the API."""
+        return self.client.url
+
+    def next_event(self, timeout_s: float | None = None) -> Event | None:
+        """Return the next event, None after ``timeout_s``; see ``Supervisor.next_event``."""
+        event = self._supervisor.next_event(timeout_s)
+        if event is not None:
+            self._session.on_new_process()
+        return event
+
+    def wait_until_ready(self, console: Console) -> None:
+        """Return once every worker is ready and a generation can pass.
+
+        Raises:
+            StoppedEarly: a stop was asked for.
+            ConfigError: a service met an error that no restart can mend.
+            SluiceError: not ready within ``start_timeout_s``.
+        """
+        deadline = time.monotonic() + self._config.deploy.start_timeout_s
+        shown: set[str] = set()
+        with console.status("starting ..."):
+            while not self._is_complete(shown, console):
+                if isinstance(self.next_event(PROBE_INTERVAL_S), StopRequested):
+                    raise StoppedEarly("stopped while starting")
+                if time.monotonic() > deadline:
+                    missing = self._expected() - shown
+                    raise SluiceError(
+                        f"not ready after {self._config.deploy.start_timeout_s:.0f} s "
+                        f"(deploy.start_timeout_s); still missing: {', '.join(sorted(missing))}"
+                    )
+
+    def _expected(self) -> set[str]:
+        counts: dict[Role, int] = {
+            "prefill": self._config.deploy.prefill,
+            "decode": self._config.deploy.decode,
+        }
+        return {f"{role}-{i}" for role, count in counts.items() for i in range(count)}
+
+    def _is_complete(self, shown: set[str], console: Console) -> bool:
+        try:
+            ready = set(ready_workers(self.client))
+        except UnreachableError:
+            return False
+        for name in sorted(ready - shown):
+            console.print(f"  {name} ready", highlight=False)
+        shown |= ready
+        return self._expected() <= ready and self.client.is_ready()
+
+
+@contextmanager
+def running(config: SluiceConfig, console: Console) -> Iterator[Deployment]:
+    """Run a deployment of ``config`` for the time of the ``with`` block, in the main thread.
+
+    It is ready when the block begins. When the block ends, for whatever reason, everything is
+    stopped within ``stop_timeout_s``, and nothing is left of it.
+
+    Raises:
+        StoppedEarly: a stop was asked for while starting.
+        ConfigError: one line for the operator; nothing is left running.
+        SluiceError: the deployment did not become ready.
+    """
+    port = claim_port(config.router.host, config.router.port, field="router.port")
+    model = resolve_model(config.model.model, config.model.revision)
+    events = EventQueue()
+    signals = StopSignals(events)
+    num_actors = 1 + config.deploy.prefill + config.deploy.decode
+    started_s = time.monotonic()
+    with signals.installed():
+        console.print("starting Ray ...")
+        with ray_session(config.deploy, num_actors=num_actors) as session:
+            signals.install()
+            supervisor = Supervisor(config.deploy, events)
+            try:
+                _announce(config, model, console)
+                supervisor.start(_launches(config, model, session, port))
+                deployment = Deployment(config, supervisor, session, _url(config, port))
+                deployment.wait_until_ready(console)
+                console.print(f"ready in {time.monotonic() - started_s:.1f} s", highlight=False)
+                yield deployment
+            finally:
+                console.print("stopping ...")
+                supervisor.stop()
+    console.print("stopped")
+
+
+def _announce(config: SluiceConfig, model: ModelFolder, console: Console) -> None:
+    name = config.model.served_name or model.served_name
+    counts = f"{config.deploy.prefill} prefill, {config.deploy.decode} decode"
+    console.print(
+        f"loading {name} ({config.model.dtype}) on {counts} worker(s) ...", highlight=False
+    )
+
+
+def _url(config: SluiceConfig, port: int) -> str:
+    host = config.router.host
+    if host in WILDCARD_HOSTS:
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _launches(
+    config: SluiceConfig, model: ModelFolder, session: RaySession, http_port: int
+) -> list[Launch]:
+    """Return what to start: the router first, so that workers find it."""
+    keys = ChannelKeys.generate()
+    served_name = config.model.served_name or model.served_name
+    control_port = claim_port(
+        session.driver_host, config.router.control_port, field="router.control_port"
+    )
+    environment = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    if session.private:
+        environment["PYTHONPATH"] = str(PROJECT_ROOT)
+    router = RouterContext(
+        config=config,
+        model_path=model.path,
+        served_name=served_name,
+        keys=keys,
+        host=session.driver_host,
+        port=http_port,
+        control_port=control_port,
+    )
+    launches = [
+        Launch(
+            RouterService(router),
+            router_bundle(private=session.private, driver_host=session.driver_host),
+            environment,
+        )
+    ]
+    bundle = worker_bundle(config, private=session.private, num_gpus=session.num_gpus)
+    worker_environment = environment | thread_environment(config.engine.num_threads)
+    for role, index in _workers(config):
+        context = WorkerContext(
+            worker_id=WorkerId(f"{role}-{index}"),
+            config=config,
+            model_path=Path(model.path),
+            served_name=served_name,
+            router_address=f"tcp://{session.driver_host}:{control_port}",
+            keys=keys,
+            host=session.driver_host,
+        )
+        launches.append(Launch(WorkerService(role, context), bundle, worker_environment))
+    return launches
+
+
+def _workers(config: SluiceConfig) -> Iterator[tuple[Role, int]]:
+    for index in range(config.deploy.prefill):
+        yield "prefill", index
+    for index in range(config.deploy.decode):
+        yield "decode", index

@@ -1,0 +1,58 @@
+"""Which room each service of a deployment asks Ray for. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from core.config import SluiceConfig
+from core.errors import ConfigError
+
+ROUTER_NODE_SHARE = 0.001
+"""Of the driver's node: a mark that places the router there, not an amount."""
+GPU_SHARE_STEP = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """The resources of one service."""
+
+    resources: Mapping[str, float]
+
+    @property
+    def num_cpus(self) -> float:
+        """For the actor's own request."""
+        return self.resources.get("CPU", 0.0)
+
+    @property
+    def num_gpus(self) -> float:
+        """For the actor's own request."""
+        return self.resources.get("GPU", 0.0)
+
+
+def router_bundle(*, private: bool, driver_host: str) -> Bundle:
+    """Place the router beside the driver, whose address clients know."""
+    if private:
+        return Bundle({"CPU": 1.0})
+    # Many clusters' head nodes offer no CPU to actors, so none is asked for.
+    return Bundle({f"node:{driver_host}": ROUTER_NODE_SHARE})
+
+
+def worker_bundle(config: SluiceConfig, *, private: bool, num_gpus: float) -> Bundle:
+    """Return one prefill or decode worker's room.
+
+    A private session gives each worker one of its nominal CPUs. On a cluster a worker asks for
+    its threads. Each worker gets a GPU of its own, or an equal share where there are too few on
+    this machine.
+
+    Raises:
+        ConfigError: the config demands CUDA, and there is none.
+    """
+    cpus = 1.0 if private else float(config.engine.num_threads or 1)
+    if config.model.device == "cpu" or num_gpus == 0:
+        if config.model.device == "cuda":
+            raise ConfigError("model.device: cuda, but Ray sees no GPU; use device: cpu or auto")
+        return Bundle({"CPU": cpus})
+    num_workers = config.deploy.prefill + config.deploy.decode
+    share = 1.0
+    if private and num_gpus < num_workers:
+        share = num_gpus / num_workers // GPU_SHARE_STEP * GPU_SHARE_STEP
+    return Bundle({"CPU": cpus, "GPU": share})

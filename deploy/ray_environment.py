@@ -1,0 +1,33 @@
+"""What Ray reads from the environment when it is first imported. Imports no Ray itself."""
+
+import os
+import secrets
+
+from core.config import DeployConfig
+
+
+def cluster_address(config: DeployConfig) -> str | None:
+    """Return the address of the Ray cluster to join; None: start a private one.
+
+    The environment's ``RAY_ADDRESS`` counts too: Ray sets it inside ``ray job submit``.
+    """
+    return config.ray_address or os.environ.get("RAY_ADDRESS") or None
+
+
+def prepare_ray_environment(config: DeployConfig) -> None:
+    """Have Ray report no usage and print worker output as it is. Call before importing Ray.
+
+    A private session listens on loopback only, and has a random key, so that no other user of this
+    machine can run code in it. In the environment, the key is not written to the home folder.
+    """
+    os.environ.update(
+        RAY_USAGE_STATS_ENABLED="0",
+        RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+        RAY_DEDUP_LOGS="0",
+        RAY_COLOR_PREFIX="0",
+    )
+    if cluster_address(config) is None:
+        # Despite its name, this alone makes Ray keep the loopback address that it is given.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))

@@ -1,0 +1,155 @@
+"""A Ray cluster for one deployment: a private one on this machine, or one that runs already.
+
+A private session leaves nothing behind. Its processes die with this one (Ray starts them with a
+parent-death signal, and each actor sets its own), and its folder is removed by us. If we are
+killed, a reaper that outlives us does both.
+"""
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import ray
+
+from core.config import DeployConfig
+from core.errors import ConfigError
+from deploy.processes import end_processes, with_descendants
+from deploy.ray_environment import cluster_address
+from deploy.reaper import Reaper
+
+log = logging.getLogger(__name__)
+
+PROJECT_ROOT = Path(__file__).parents[1]
+PACKAGES = (
+    "core",
+    "blockmgr",
+    "transfer",
+    "engine",
+    "prefill",
+    "decode",
+    "router",
+    "deploy",
+)
+LOOPBACK = "127.0.0.1"
+OBJECT_STORE_NBYTES = 80 * 1024 * 1024
+"""Ray's least. Nothing of a request goes through it."""
+MAX_TEMP_PATH = 30
+"""Ray's socket paths below its folder take about 75 of the 107 characters that Unix allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class RaySession:
+    """What the deployment must know of the cluster it is on."""
+
+    private: bool
+    driver_host: str
+    """This machine's address inside the cluster."""
+    num_gpus: float
+    on_new_process: Callable[[], None]
+    """To be called when an actor has a new process."""
+
+
+@contextmanager
+def ray_session(config: DeployConfig, *, num_actors: int) -> Iterator[RaySession]:
+    """Connect this process to Ray for the time of the ``with`` block.
+
+    Call from the main thread: Ray's processes die with the thread that started them. Leaving the
+    block ends a private session and all its processes, or only disconnects from a joined one.
+
+    Args:
+        config: Tells whether to join a cluster, see ``cluster_address``.
+        num_actors: Room that a private session must have.
+
+    Raises:
+        ConfigError: the named cluster cannot be joined, or Ray does not start.
+    """
+    if address := cluster_address(config):
+        with _joined(address) as session:
+            yield session
+    else:
+        with _private(num_actors) as session:
+            yield session
+
+
+@contextmanager
+def _joined(address: str) -> Iterator[RaySession]:
+    inside_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+    packages = [str(PROJECT_ROOT / package) for package in PACKAGES]
+    try:
+        ray.init(
+            address=address,
+            runtime_env=None if inside_job else {"py_modules": packages},
+            log_to_driver=True,
+            logging_level="warning",
+        )
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"deploy.ray_address={address!r} cannot be joined: {reason}") from error
+    try:
+        yield RaySession(
+            private=False,
+            driver_host=ray.util.get_node_ip_address(),
+            num_gpus=ray.cluster_resources().get("GPU", 0.0),
+            on_new_process=lambda: None,  # Ray's own processes end them there
+        )
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _private(num_actors: int) -> Iterator[RaySession]:
+    folder = _short_temp_folder()
+    reaper = Reaper(folder)
+    before = set(psutil.Process().children())
+
+    def started() -> list[psutil.Process]:
+        return with_descendants(set(psutil.Process().children()) - before)
+
+    try:
+        _start_ray(folder, num_actors)
+        reaper.tell(started())
+        yield RaySession(
+            private=True,
+            driver_host=LOOPBACK,
+            num_gpus=ray.cluster_resources().get("GPU", 0.0),
+            on_new_process=lambda: reaper.tell(started()),
+        )
+    finally:
+        # Listed first: what survives its parent is no descendant of ours afterwards.
+        processes = started()
+        try:
+            ray.shutdown()
+        finally:
+            end_processes(processes)
+            shutil.rmtree(folder, ignore_errors=True)
+            reaper.close()
+
+
+def _start_ray(folder: Path, num_actors: int) -> None:
+    try:
+        ray.init(
+            address="local",
+            num_cpus=num_actors,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_NBYTES,
+            log_to_driver=True,
+            logging_level="warning",
+            _temp_dir=str(folder),
+            _node_ip_address=LOOPBACK,
+        )
+    except (ConnectionError, OSError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"Ray does not start on this machine: {reason}") from error
+
+
+def _short_temp_folder() -> Path:
+    base = tempfile.gettempdir()
+    return Path(
+        tempfile.mkdtemp(prefix="sluice-", dir=base if len(base) <= MAX_TEMP_PATH else "/tmp")  # noqa: S108
+    )

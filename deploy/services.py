@@ -1,0 +1,75 @@
+"""The services of a deployment: the router and the two kinds of worker, as actors run them."""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray.util
+
+from core.messages import Role
+from core.worker_context import WorkerContext
+from deploy.model_source import resolve_model
+from router.server import RouterContext, run_router
+
+
+@dataclass(frozen=True, slots=True)
+class RouterService:
+    """The one router of a deployment."""
+
+    context: RouterContext
+
+    @property
+    def name(self) -> str:
+        """There is one."""
+        return "router"
+
+    @property
+    def log_level(self) -> str:
+        """As configured."""
+        return self.context.config.log_level
+
+    def run(self, stop: asyncio.Event) -> Coroutine[Any, Any, None]:
+        """Serve the API until ``stop``."""
+        return run_router(self.context, stop)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerService:
+    """One prefill or decode worker."""
+
+    role: Role
+    context: WorkerContext
+
+    @property
+    def name(self) -> str:
+        """Its worker id."""
+        return self.context.worker_id
+
+    @property
+    def log_level(self) -> str:
+        """As configured."""
+        return self.context.config.log_level
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until ``stop``, on whichever machine Ray has placed it."""
+        context = replace(self.context, model_path=self._model_path(), host=self._host())
+        # Imported here: the driver and the router never load torch.
+        if self.role == "prefill":
+            from prefill.worker import run_prefill  # noqa: PLC0415
+
+            await run_prefill(context, stop)
+        else:
+            from decode.worker import run_decode  # noqa: PLC0415
+
+            await run_decode(context, stop)
+
+    def _model_path(self) -> Any:
+        if self.context.model_path.is_dir():
+            return self.context.model_path
+        model = self.context.config.model
+        return resolve_model(model.model, model.revision).path
+
+    def _host(self) -> str:
+        """Loopback in a private session, this machine's address in a cluster."""
+        return ray.util.get_node_ip_address()

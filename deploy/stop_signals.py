@@ -1,0 +1,55 @@
+"""Ctrl-C and SIGTERM: the first asks for a stop, the second ends everything at once."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import psutil
+
+from deploy.events import EventQueue, StopRequested
+from deploy.processes import kill_processes, with_descendants
+from deploy.reaper import is_reaper
+
+EXIT_KILLED = 130
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopSignals:
+    """Turns stop signals into ``StopRequested`` events while it is installed."""
+
+    def __init__(self, events: EventQueue) -> None:
+        self._events = events
+        self.received = False
+        """Whether a stop was asked for."""
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle the signals for the time of the ``with`` block."""
+        previous = {number: signal.getsignal(number) for number in SIGNALS}
+        self.install()
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def install(self) -> None:
+        """Handle the signals from now on. Again after ``ray.init``, which takes SIGTERM."""
+        for number in SIGNALS:
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        if self.received:
+            _kill_everything()
+        self.received = True
+        # SimpleQueue.put is reentrant, so a handler may call it.
+        self._events.put(StopRequested())
+
+
+def _kill_everything() -> None:
+    """SIGKILL every process below this one and leave; the reaper alone stays, and cleans up."""
+    children = psutil.Process().children()
+    kill_processes(with_descendants(c for c in children if not is_reaper(c)))
+    os._exit(EXIT_KILLED)
