@@ -1,6 +1,7 @@
 """What can be asked of a block manager. Nothing here changes anything."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,16 @@ from blockmgr.zero_list import ZeroList
 from core.errors import InvalidTransitionError
 from core.ids import BlockId, Generation, OperationId
 from core.kv_layout import KVLayout
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWaits:
+    """What a block without an owner still waits for."""
+
+    releases: int
+    """Releases of it that wait for a step."""
+    operations: int
+    """NIC and copy operations that name it."""
 
 
 class BlockReadings:
@@ -135,6 +146,14 @@ class BlockReadings:
     def state(self, block_id: BlockId) -> BlockState:
         """Return the state of one block."""
         return self._pool.state(block_id)
+
+    def waits_of(self, block_id: BlockId) -> BlockWaits:
+        """Return both conditions of a block's reuse, each on its own."""
+        ids = np.array([block_id], dtype=np.int32)
+        return BlockWaits(
+            releases=int(self._pool.holds(Hold.STEP, ids)[0]),
+            operations=int(self._pool.holds(Hold.OPERATION, ids)[0]),
+        )
 
     def generation(self, block_id: BlockId) -> Generation:
         """Return how often the block has been allocated."""

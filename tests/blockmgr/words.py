@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from blockmgr.block_hash import hash_blocks
-from blockmgr.block_manager import BlockManager, Owner
+from blockmgr.block_manager import BlockManager, Owner, ReceiveTarget
 from blockmgr.states import BlockState
-from core.ids import Attempt, RequestId
+from core.ids import Attempt, BlockId, OperationId, RequestId
 from core.kv_layout import KVGroup, KVLayout
 
 
@@ -42,9 +42,19 @@ def admit_with_hit(blocks: BlockManager, name: str, tokens: Sequence[int]) -> in
     return cached
 
 
-def ids_of(blocks: BlockManager, owner: Owner, group: int = 0) -> list[int]:
-    return blocks.block_tables(owner)[group].tolist()
+def ids_of(blocks: BlockManager, owner: Owner, group: int = 0) -> list[BlockId]:
+    """Return the owner's blocks in one group, without holes."""
+    return [BlockId(at) for at in blocks.block_tables(owner)[group].tolist() if at >= 0]
 
 
 def num_free(blocks: BlockManager) -> int:
     return blocks.counts()[BlockState.FREE]
+
+
+def take_one(blocks: BlockManager, name: str) -> BlockId:
+    """Allocate a single block for a new owner."""
+    owner = admit_new(blocks, name, 0)
+    operation = OperationId(1_000_000 + len(blocks.owners))
+    (((block_id, _),),) = blocks.begin_receive(owner, [ReceiveTarget(0, 0, 1)], operation)
+    blocks.end_operation(operation)
+    return block_id
