@@ -79,6 +79,11 @@ class Dispatcher:
             await asyncio.gather(*tasks, return_exceptions=True)
             self._num_pending -= len(specs)
 
+    @property
+    def num_pending(self) -> int:
+        """Sequences in the router now."""
+        return self._num_pending
+
     def stop(self) -> None:
         """Fail everything pending and refuse what comes: the router stops."""
         self._is_stopping = True

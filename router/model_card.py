@@ -1,5 +1,6 @@
 """What the router must know of the served model, read once from its folder."""
 
+import hashlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,13 @@ class ModelCard:
     """Prompt and output tokens of one request, before what the workers report."""
     created: int
     """Unix seconds."""
+    fingerprint: str
+    """``system_fingerprint`` of the API: changes with the model's configuration."""
+
+    @property
+    def probe_token_id(self) -> int:
+        """A token that every model takes as a prompt."""
+        return next(iter(self.tokenizer.encode("Hi", add_special_tokens=True)), 0)
 
     @classmethod
     def load(cls, model_path: Path, *, name: str, max_model_len: int | None) -> "ModelCard":
@@ -56,4 +64,12 @@ class ModelCard:
             vocab_size=int(text_config.get("vocab_size") or tokenizer.vocab_size),
             max_model_len=max_model_len or int(limit or 0),
             created=int(time.time()),
+            fingerprint=f"fp_{_digest(model_path / 'config.json', model_path / 'tokenizer.json')}",
         )
+
+
+def _digest(*files: Path) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:10]

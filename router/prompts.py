@@ -30,7 +30,7 @@ def chat_prompt(request: ChatRequest, card: ModelCard, *, max_model_len: int) ->
 
 
 def completion_prompts(
-    prompt: Any, card: ModelCard, *, max_model_len: int
+    prompt: object, card: ModelCard, *, max_model_len: int
 ) -> tuple[tuple[int, ...], ...]:
     """Return the token ids of each prompt in ``prompt``: a text, ids, or a list of either.
 
@@ -49,7 +49,7 @@ def completion_prompts(
     )
 
 
-def _as_list(prompt: Any) -> Sequence[Any]:
+def _as_list(prompt: object) -> Sequence[Any]:
     if isinstance(prompt, str):
         return [prompt]
     if not isinstance(prompt, list):
@@ -62,7 +62,9 @@ def _as_list(prompt: Any) -> Sequence[Any]:
     return [prompt] if is_ids else prompt  # pyright: ignore[reportUnknownVariableType]
 
 
-def _prompt_ids(prompt: Any, card: ModelCard, max_model_len: int, *, field: str) -> tuple[int, ...]:
+def _prompt_ids(
+    prompt: object, card: ModelCard, max_model_len: int, *, field: str
+) -> tuple[int, ...]:
     if isinstance(prompt, str):
         if not prompt:
             raise RequestError(f"{field}: is empty; send at least one token", field="prompt")

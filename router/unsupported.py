@@ -1,5 +1,6 @@
-"""Fields that clients know and this server does not: refused, since ignoring one would change
-what the client gets without telling it. A value that asks for nothing is let through.
+"""Fields that clients know and this server does not: refused, unless they ask for nothing.
+
+Ignoring one would change what the client gets without telling it.
 """
 
 from collections.abc import Mapping

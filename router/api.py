@@ -1,0 +1,199 @@
+"""The HTTP API: OpenAI's, and what operators and probes ask."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from core.errors import ModelNotFoundError, RequestError, RequestTooLargeError, SluiceError
+from router.body import read_body
+from router.dispatch import Dispatcher
+from router.error_responses import answer_error, answer_http_error, answer_unexpected
+from router.failures import ContextLengthError
+from router.fleet import Fleet
+from router.formats import ChatFormat, CompletionFormat, ResponseOptions
+from router.metrics import CONTENT_TYPE, RouterMetrics
+from router.model_card import ModelCard
+from router.observed import ObservedApp
+from router.parsing import parse_request
+from router.prepare import Prepared, prepare_chat, prepare_completion
+from router.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from router.registry import Worker
+from router.serving import GenerationResponse
+
+STATS_HEADER = "x-sluice-stats"
+INLINE_BODY_NBYTES = 4096
+"""Larger bodies are parsed and tokenized in a thread, so that streams do not wait for them."""
+
+Parsed = TypeVar("Parsed", bound=GenerationRequest)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterAPI:
+    """The parts that answer requests, and one method for each path."""
+
+    card: ModelCard
+    fleet: Fleet
+    dispatcher: Dispatcher
+    metrics: RouterMetrics
+    max_body_nbytes: int
+
+    async def models(self) -> Response:
+        """List the one model that is served."""
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, name: str) -> Response:
+        """Describe one model."""
+        if name != self.card.name:
+            raise ModelNotFoundError(
+                f"model {name!r:.100} does not exist here; use {self.card.name!r}", field="model"
+            )
+        return JSONResponse(self._model())
+
+    async def completions(self, request: Request) -> Response:
+        """Continue prompts."""
+        parsed, prepared = await self._prepare(request, CompletionRequest, prepare_completion)
+        decode = self.card.tokenizer.decode
+        echoes = tuple(decode(spec.prompt_token_ids) for spec in prepared.specs if parsed.echo)
+        options = _options(request, parsed, prepared, logprobs=parsed.logprobs, echoes=echoes)
+        form = CompletionFormat(self.card, options)
+        return GenerationResponse(self.dispatcher, prepared, form, stream=parsed.stream)
+
+    async def chat_completions(self, request: Request) -> Response:
+        """Answer a conversation."""
+        parsed, prepared = await self._prepare(request, ChatRequest, prepare_chat)
+        options = _options(request, parsed, prepared, logprobs=0 if parsed.logprobs else None)
+        form = ChatFormat(self.card, options)
+        return GenerationResponse(self.dispatcher, prepared, form, stream=parsed.stream)
+
+    async def health(self) -> Response:
+        """Tell that the process lives."""
+        return JSONResponse({"status": "ok"})
+
+    async def ready(self) -> Response:
+        """Tell whether a generation would pass: a decode worker has answered one."""
+        counts = {role: len(self.fleet.registry.usable(role)) for role in ("prefill", "decode")}
+        is_ready = counts["decode"] > 0
+        status = "ready" if is_ready else "no decode worker is ready"
+        return JSONResponse({"status": status, **counts}, 200 if is_ready else 503)
+
+    async def status(self) -> Response:
+        """Describe the workers, for ``sluice status``."""
+        workers = [
+            _worker_status(worker)
+            for role in ("prefill", "decode")
+            for worker in self.fleet.registry.workers(role)
+        ]
+        return JSONResponse(
+            {
+                "model": self.card.name,
+                "max_model_len": self._max_model_len(),
+                "pending_requests": self.dispatcher.num_pending,
+                "workers": workers,
+            }
+        )
+
+    async def prometheus(self) -> Response:
+        """Give the router's metrics."""
+        return Response(self.metrics.render(), media_type=CONTENT_TYPE)
+
+    async def _prepare(
+        self,
+        request: Request,
+        kind: type[Parsed],
+        prepare: Callable[..., Prepared],
+    ) -> tuple[Parsed, Prepared]:
+        """Return the request in the body and the sequences that it asks for."""
+        try:
+            body = await read_body(request, max_nbytes=self.max_body_nbytes)
+            with self.metrics.stage("tokenize"):
+                if len(body) <= INLINE_BODY_NBYTES:
+                    return self._parse(body, kind, prepare)
+                return await asyncio.to_thread(self._parse, body, kind, prepare)
+        except RequestError as error:
+            self.metrics.rejections.labels(reason=_rejection(error)).inc()
+            raise
+
+    def _parse(
+        self, body: bytes, kind: type[Parsed], prepare: Callable[..., Prepared]
+    ) -> tuple[Parsed, Prepared]:
+        parsed = parse_request(body, kind)
+        return parsed, prepare(parsed, self.card, max_model_len=self._max_model_len())
+
+    def _max_model_len(self) -> int:
+        return self.fleet.max_model_len() or self.card.max_model_len
+
+    def _model(self) -> dict[str, object]:
+        return {
+            "id": self.card.name,
+            "object": "model",
+            "created": self.card.created,
+            "owned_by": "sluice",
+            "max_model_len": self._max_model_len(),
+        }
+
+
+def create_app(api: RouterAPI) -> FastAPI:
+    """Return the ASGI app that serves ``api``."""
+    app = FastAPI(title="Sluice", description="OpenAI-compatible API", redoc_url=None)
+    app.add_middleware(ObservedApp, metrics=api.metrics, model=api.card.name)
+    app.add_exception_handler(SluiceError, answer_error)
+    app.add_exception_handler(HTTPException, answer_http_error)
+    app.add_exception_handler(Exception, answer_unexpected)
+    app.get("/v1/models")(api.models)
+    app.get("/v1/models/{name:path}")(api.model)
+    app.post("/v1/completions", openapi_extra=_body_schema(CompletionRequest))(api.completions)
+    app.post("/v1/chat/completions", openapi_extra=_body_schema(ChatRequest))(api.chat_completions)
+    app.get("/health")(api.health)
+    app.get("/ready")(api.ready)
+    app.get("/status")(api.status)
+    app.get("/metrics")(api.prometheus)
+    return app
+
+
+def _body_schema(kind: type[GenerationRequest]) -> dict[str, Any]:
+    """Return the OpenAPI part that describes a body which the endpoint parses itself."""
+    content = {"application/json": {"schema": kind.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _options(
+    request: Request,
+    parsed: GenerationRequest,
+    prepared: Prepared,
+    *,
+    logprobs: int | None,
+    echoes: tuple[str, ...] = (),
+) -> ResponseOptions:
+    return ResponseOptions(
+        response_id=prepared.response_id,
+        num_prompt_tokens=prepared.num_prompt_tokens,
+        include_usage=parsed.include_usage,
+        logprobs=logprobs,
+        echoes=echoes,
+        with_stats=request.headers.get(STATS_HEADER) == "1",
+    )
+
+
+def _rejection(error: RequestError) -> str:
+    if isinstance(error, RequestTooLargeError):
+        return "too_large"
+    return "too_long" if isinstance(error, ContextLengthError) else "invalid"
+
+
+def _worker_status(worker: Worker) -> dict[str, object]:
+    heartbeat = worker.heartbeat
+    return {
+        "worker_id": heartbeat.worker_id,
+        "role": heartbeat.role,
+        "incarnation": heartbeat.incarnation,
+        "state": heartbeat.state if worker.proven else "starting",
+        "address": heartbeat.address,
+        "metrics_address": heartbeat.metrics_address,
+        "load": msgspec.to_builtins(heartbeat.load),
+    }

@@ -1,0 +1,138 @@
+"""One router process: control channel, dispatcher and HTTP server, started and stopped as one."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from core.channel import ChannelKeys
+from core.config import SluiceConfig
+from core.errors import ConfigError
+from router.api import RouterAPI, create_app
+from router.dispatch import Dispatcher
+from router.fleet import Fleet
+from router.metrics import RouterMetrics
+from router.model_card import ModelCard
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 2
+"""How long open connections have after everything pending was failed."""
+BACKLOG = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class RouterAddress:
+    """Where a running router is reached."""
+
+    http: str
+    """``http://host:port``, for clients."""
+    control: str
+    """``tcp://host:port``, for workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterContext:
+    """What a router process is told at its start."""
+
+    config: SluiceConfig
+    model_path: Path
+    """A local folder with config and tokenizer."""
+    served_name: str
+    keys: ChannelKeys
+    host: str
+    """Address of this machine that workers reach."""
+    control_port: int = 0
+    on_ready: Callable[[RouterAddress], None] = lambda _address: None
+    """Called once, when both ports answer; workers may not have reported yet."""
+
+
+async def run_router(context: RouterContext, stop: asyncio.Event) -> None:
+    """Serve until ``stop`` is set; then fail what is pending and return within seconds.
+
+    Raises:
+        ConfigError: the model folder or a port cannot be used. Nothing is left open.
+    """
+    config = context.config
+    card = ModelCard.load(
+        context.model_path, name=context.served_name, max_model_len=config.model.max_model_len
+    )
+    with _bound_socket(config.router.host, config.router.port) as http_socket:
+        metrics = RouterMetrics()
+        fleet = Fleet(
+            config,
+            host=context.host,
+            control_port=context.control_port,
+            keys=context.keys,
+            metrics=metrics,
+            probe_token_id=card.probe_token_id,
+        )
+        dispatcher = Dispatcher(config, fleet, card.tokenizer, metrics, card.name)
+        max_body_nbytes = config.router.max_body_mib * 2**20
+        app = create_app(RouterAPI(card, fleet, dispatcher, metrics, max_body_nbytes))
+        server = _Server(_uvicorn_config(app))
+        host, port = http_socket.getsockname()[:2]
+        address = RouterAddress(f"http://{host}:{port}", fleet.address)
+        log.info("http=%s control=%s model=%s", address.http, address.control, card.name)
+        async with asyncio.TaskGroup() as group:
+            serving = group.create_task(server.serve(sockets=[http_socket]))
+            reporting = group.create_task(fleet.run(dispatcher))
+            context.on_ready(address)
+            await _wait_for_stop(stop, serving, reporting)
+            dispatcher.stop()
+            server.should_exit = True
+            await serving
+            reporting.cancel()
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to whoever runs the router."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Capture none."""
+        yield
+
+
+def _uvicorn_config(app: object) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,  # pyright: ignore[reportArgumentType]
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+
+
+async def _wait_for_stop(stop: asyncio.Event, *tasks: asyncio.Task[None]) -> None:
+    """Wait for ``stop``, or for a task that ends by itself, which none should."""
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+
+
+@contextmanager
+def _bound_socket(host: str, port: int) -> Generator[socket.socket]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind((host, port))
+            bound.listen(BACKLOG)
+        except OSError as error:
+            raise ConfigError(
+                f"router: cannot listen on {host}:{port}: {error.strerror}; "
+                "stop what uses it, or set router.port"
+            ) from error
+        yield bound

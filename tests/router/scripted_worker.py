@@ -1,0 +1,193 @@
+"""A worker that speaks the real protocol over real channels and does what a test tells it.
+
+It is an adversary, not a model: it can die, freeze, fail, repeat itself, or send what belongs to
+an attempt that is over. What it sends as text is the script's, cut into one token per output.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from core.channel import ChannelKeys, ClientChannel, ClientId, ClientLost, ServerChannel
+from core.ids import Incarnation, WorkerId, new_incarnation
+from core.messages import (
+    Abort,
+    AnyMessage,
+    Failed,
+    FinishReason,
+    Generate,
+    Heartbeat,
+    Hello,
+    Output,
+    OutputBatch,
+    RequestStats,
+    Role,
+    Welcome,
+    WorkerLoad,
+)
+from core.sampling import TokenLogprobs
+
+Script = Callable[["ScriptedWorker", Generate], Awaitable[None]]
+
+
+@dataclass
+class ScriptedWorker:
+    """One life of one worker. ``script`` runs for each request but the router's probe."""
+
+    worker_id: str
+    router_address: str
+    keys: ChannelKeys
+    script: Script
+    role: Role = "decode"
+    load: WorkerLoad = field(default_factory=lambda: WorkerLoad(free_blocks=100, total_blocks=100))
+    max_model_len: int = 512
+    answers_probes: bool = True
+    heartbeat_interval_s: float = 0.1
+    incarnation: Incarnation = field(default_factory=new_incarnation)
+    generates: list[Generate] = field(default_factory=list)
+    aborts: list[Abort] = field(default_factory=list)
+    seen: asyncio.Condition = field(default_factory=asyncio.Condition)
+    frozen: bool = False
+
+    async def __aenter__(self) -> "ScriptedWorker":
+        self._client: ClientId = b""
+        self._server = ServerChannel(
+            host="127.0.0.1",
+            keys=self.keys,
+            incarnation=self.incarnation,
+            welcome=self._welcome,
+        )
+        self._control = ClientChannel(
+            self.router_address,
+            keys=self.keys,
+            hello=Hello(name=self.worker_id, incarnation=self.incarnation),
+        )
+        await self._control.connect()
+        self._tasks = [
+            asyncio.create_task(self._report()),
+            asyncio.create_task(self._listen()),
+        ]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.die()
+
+    async def die(self) -> None:
+        """End at once, as a killed process does."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._control.close()
+        self._server.close()
+
+    def send(self, message: AnyMessage) -> None:
+        """Send ``message`` to the router that connected last."""
+        self._server.send(self._client, message)
+
+    def output(
+        self,
+        generate: Generate,
+        token_ids: tuple[int, ...],
+        *,
+        finish: FinishReason | None = None,
+        attempt: int | None = None,
+    ) -> None:
+        """Send tokens of a request, with logprobs if it asked for them."""
+        num_top = generate.sampling.logprobs
+        logprobs = tuple(
+            TokenLogprobs(-0.5, tuple((token + i, -0.5 - i) for i in range(num_top or 0)))
+            for token in token_ids
+        )
+        output = Output(
+            request_id=generate.request_id,
+            attempt=generate.attempt if attempt is None else attempt,  # type: ignore[arg-type]
+            token_ids=token_ids,
+            logprobs=() if num_top is None else logprobs,
+            finish_reason=finish,
+            stats=None if finish is None else RequestStats(path="local", num_cached_tokens=1),
+        )
+        self.send(OutputBatch((output,)))
+
+    def fail(self, generate: Generate, kind: str, *, peer: str | None = None) -> None:
+        """End a request without a result."""
+        self.send(
+            Failed(
+                generate.request_id,
+                generate.attempt,
+                reason=f"scripted {kind} failure",
+                kind=kind,  # type: ignore[arg-type]
+                peer=None if peer is None else WorkerId(peer),
+            )
+        )
+
+    async def wait_for(self, condition: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
+        """Wait until something that was received makes ``condition`` true."""
+        async with asyncio.timeout(timeout_s), self.seen:
+            await self.seen.wait_for(condition)
+
+    def heartbeat(self, state: str = "ready") -> Heartbeat:
+        """Return what this worker reports."""
+        return Heartbeat(
+            worker_id=WorkerId(self.worker_id),
+            role=self.role,
+            incarnation=self.incarnation,
+            address=self._server.address,
+            model="test-model",
+            max_model_len=self.max_model_len,
+            load=self.load,
+            state=state,  # type: ignore[arg-type]
+        )
+
+    def _welcome(self, client: ClientId, _hello: Hello) -> Welcome:
+        self._client = client
+        return Welcome(worker_id=WorkerId(self.worker_id), incarnation=self.incarnation)
+
+    async def _report(self) -> None:
+        while True:
+            if not self.frozen:
+                self._control.send(self.heartbeat())
+            await asyncio.sleep(self.heartbeat_interval_s)
+
+    async def _listen(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            while True:
+                client, message = await self._server.receive()
+                if isinstance(message, ClientLost) or self.frozen:
+                    continue
+                self._client = client
+                async with self.seen:
+                    self._take(message, group)
+                    self.seen.notify_all()
+
+    def _take(self, message: AnyMessage, group: asyncio.TaskGroup) -> None:
+        if isinstance(message, Abort):
+            self.aborts.append(message)
+        elif isinstance(message, Generate):
+            if message.request_id.startswith("probe-"):
+                if self.answers_probes:
+                    self.output(message, (5,), finish="length")
+                return
+            self.generates.append(message)
+            group.create_task(self._play(message))
+
+    async def _play(self, message: Generate) -> None:
+        await self.script(self, message)
+
+
+def say(token_ids: list[int], *, finish: FinishReason = "stop") -> Script:
+    """Return a script that sends ``token_ids``, less what an earlier attempt sent, one by one."""
+
+    async def script(worker: ScriptedWorker, generate: Generate) -> None:
+        rest = token_ids[len(generate.output_token_ids) : generate.sampling.max_tokens]
+        is_cut = len(token_ids) > generate.sampling.max_tokens
+        for index, token_id in enumerate(rest):
+            is_last = index == len(rest) - 1
+            reason: FinishReason = "length" if is_cut else finish
+            worker.output(generate, (token_id,), finish=reason if is_last else None)
+            await asyncio.sleep(0)
+
+    return script
+
+
+async def silence(_worker: ScriptedWorker, _generate: Generate) -> None:
+    """Never answer."""
