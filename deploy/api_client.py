@@ -4,13 +4,14 @@ import http.client
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from prometheus_client.parser import text_string_to_metric_families
+import msgspec
 
 from core.errors import ConfigError, SluiceError
+from core.ids import WorkerId
+from core.messages import Role, WorkerLoad
 
 
 class UnreachableError(SluiceError):
@@ -21,13 +22,19 @@ class FailedAnswerError(SluiceError):
     """The API answered with an error, or broke off."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One value of the router's metrics."""
+class WorkerStatus(msgspec.Struct, frozen=True):
+    """One worker, as the router sees it."""
 
-    name: str
-    labels: Mapping[str, str]
-    value: float
+    worker_id: WorkerId
+    role: Role
+    state: Literal["starting", "ready", "draining"]
+    """starting: a decode worker that has not yet answered the router's first generation."""
+    load: WorkerLoad
+    metrics_address: str = ""
+
+
+class _Status(msgspec.Struct, frozen=True):
+    workers: list[WorkerStatus]
 
 
 class ApiClient:
@@ -58,7 +65,7 @@ class ApiClient:
         except UnreachableError:
             return False
 
-    def json(self, path: str) -> Any:
+    def json(self, path: str) -> Any:  # noqa: ANN401 - as json.loads
         """Return the JSON answer of a GET.
 
         Raises:
@@ -71,19 +78,17 @@ class ApiClient:
         except ValueError as error:
             raise FailedAnswerError(f"{self.url}{path} answered no JSON") from error
 
-    def metrics(self) -> list[Sample]:
-        """Return every sample of ``/metrics``.
+    def workers(self) -> list[WorkerStatus]:
+        """Return every worker that reports to the router.
 
         Raises:
             UnreachableError: nothing answers.
-            FailedAnswerError: the answer is an error.
+            FailedAnswerError: the answer is an error, or not of a Sluice router.
         """
-        text = self._checked("GET", "/metrics").decode()
-        return [
-            Sample(sample.name, sample.labels, sample.value)
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-        ]
+        try:
+            return msgspec.convert(self.json("/status"), _Status).workers
+        except msgspec.ValidationError as error:
+            raise FailedAnswerError(f"{self.url} is not a Sluice router: {error}") from error
 
     def stream(self, path: str, body: Mapping[str, object]) -> Iterator[dict[str, Any]]:
         """POST ``body`` and yield each server-sent event until ``[DONE]``.

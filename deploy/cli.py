@@ -10,9 +10,8 @@ from typing import NoReturn
 
 from core.config import SluiceConfig
 from core.errors import ConfigError, SluiceError
-from deploy.demo import run_demo
 from deploy.model_source import resolve_model
-from deploy.serve import run_serve
+from deploy.ray_environment import prepare_ray_environment
 from deploy.settings import load_settings
 from deploy.status import run_status
 
@@ -52,11 +51,20 @@ def _settings(arguments: argparse.Namespace) -> SluiceConfig:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    return run_serve(_settings(arguments))
+    config = _settings(arguments)
+    prepare_ray_environment(config.deploy)
+    # Imported after it: Ray reads the environment when it is imported.
+    from deploy.serve import run_serve  # noqa: PLC0415
+
+    return run_serve(config)
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    return run_demo(_settings(arguments))
+    config = _settings(arguments)
+    prepare_ray_environment(config.deploy)
+    from deploy.demo import run_demo  # noqa: PLC0415 - as above
+
+    return run_demo(config)
 
 
 def _status(arguments: argparse.Namespace) -> int:
@@ -85,9 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def add(name: str, action: Callable[[argparse.Namespace], int], summary: str) -> (
-        argparse.ArgumentParser
-    ):
+    def add(
+        name: str, action: Callable[[argparse.Namespace], int], summary: str
+    ) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=summary, description=summary)
         command.set_defaults(action=action)
         return command

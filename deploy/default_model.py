@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -58,7 +58,7 @@ def _is_complete(folder: Path) -> bool:
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def _lock(path: Path) -> Generator[None]:
     """Hold an exclusive lock on ``path``. The kernel drops it with the process."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

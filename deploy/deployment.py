@@ -1,14 +1,13 @@
 """A whole deployment as a ``with`` block: model, ports, Ray, router and workers, and their end."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from rich.console import Console
 
 from core.channel import ChannelKeys
-from core.config import SluiceConfig
+from core.config import DeployConfig, RouterConfig, SluiceConfig
 from core.errors import SluiceError
 from core.ids import WorkerId
 from core.messages import Role
@@ -36,13 +35,11 @@ class StoppedEarly(SluiceError):  # noqa: N818 - not an error, but the way out o
 class Deployment:
     """A running deployment."""
 
-    def __init__(
-        self, config: SluiceConfig, supervisor: Supervisor, session: RaySession, url: str
-    ) -> None:
+    def __init__(self, config: SluiceConfig, supervisor: Supervisor, session: RaySession) -> None:
         self._config = config
         self._supervisor = supervisor
         self._session = session
-        self.client = ApiClient(url, timeout_s=2.0)
+        self.client = ApiClient(_url(config.router), timeout_s=2.0)
 
     @property
     def url(self) -> str:
@@ -65,38 +62,35 @@ class Deployment:
             SluiceError: not ready within ``start_timeout_s``.
         """
         deadline = time.monotonic() + self._config.deploy.start_timeout_s
-        shown: set[str] = set()
+        shown: set[WorkerId] = set()
         with console.status("starting ..."):
             while not self._is_complete(shown, console):
                 if isinstance(self.next_event(PROBE_INTERVAL_S), StopRequested):
                     raise StoppedEarly("stopped while starting")
                 if time.monotonic() > deadline:
-                    missing = self._expected() - shown
+                    missing = ", ".join(sorted(self._expected() - shown)) or "a first generation"
                     raise SluiceError(
                         f"not ready after {self._config.deploy.start_timeout_s:.0f} s "
-                        f"(deploy.start_timeout_s); still missing: {', '.join(sorted(missing))}"
+                        f"(deploy.start_timeout_s); missing: {missing}"
                     )
 
-    def _expected(self) -> set[str]:
-        counts: dict[Role, int] = {
-            "prefill": self._config.deploy.prefill,
-            "decode": self._config.deploy.decode,
-        }
-        return {f"{role}-{i}" for role, count in counts.items() for i in range(count)}
+    def _expected(self) -> set[WorkerId]:
+        return {worker_id for _, worker_id in _workers(self._config.deploy)}
 
-    def _is_complete(self, shown: set[str], console: Console) -> bool:
+    def _is_complete(self, shown: set[WorkerId], console: Console) -> bool:
         try:
-            ready = set(ready_workers(self.client))
+            workers = self.client.workers()
         except UnreachableError:
             return False
-        for name in sorted(ready - shown):
-            console.print(f"  {name} ready", highlight=False)
+        ready = {worker.worker_id for worker in workers if worker.state == "ready"}
+        for worker_id in sorted(ready - shown):
+            console.print(f"  {worker_id} ready", highlight=False)
         shown |= ready
         return self._expected() <= ready and self.client.is_ready()
 
 
 @contextmanager
-def running(config: SluiceConfig, console: Console) -> Iterator[Deployment]:
+def running(config: SluiceConfig, console: Console) -> Generator[Deployment]:
     """Run a deployment of ``config`` for the time of the ``with`` block, in the main thread.
 
     It is ready when the block begins. When the block ends, for whatever reason, everything is
@@ -107,7 +101,7 @@ def running(config: SluiceConfig, console: Console) -> Iterator[Deployment]:
         ConfigError: one line for the operator; nothing is left running.
         SluiceError: the deployment did not become ready.
     """
-    port = claim_port(config.router.host, config.router.port, field="router.port")
+    config = _with_port(config)
     model = resolve_model(config.model.model, config.model.revision)
     events = EventQueue()
     signals = StopSignals(events)
@@ -120,8 +114,8 @@ def running(config: SluiceConfig, console: Console) -> Iterator[Deployment]:
             supervisor = Supervisor(config.deploy, events)
             try:
                 _announce(config, model, console)
-                supervisor.start(_launches(config, model, session, port))
-                deployment = Deployment(config, supervisor, session, _url(config, port))
+                supervisor.start(_launches(config, model, session))
+                deployment = Deployment(config, supervisor, session)
                 deployment.wait_until_ready(console)
                 console.print(f"ready in {time.monotonic() - started_s:.1f} s", highlight=False)
                 yield deployment
@@ -139,59 +133,60 @@ def _announce(config: SluiceConfig, model: ModelFolder, console: Console) -> Non
     )
 
 
-def _url(config: SluiceConfig, port: int) -> str:
-    host = config.router.host
-    if host in WILDCARD_HOSTS:
-        host = "127.0.0.1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _with_port(config: SluiceConfig) -> SluiceConfig:
+    """Return ``config`` with the API's port settled, free and the same after a restart."""
+    port = claim_port(config.router.host, config.router.port, field="router.port")
+    router = config.router.model_copy(update={"port": port})
+    return config.model_copy(update={"router": router})
 
 
-def _launches(
-    config: SluiceConfig, model: ModelFolder, session: RaySession, http_port: int
-) -> list[Launch]:
+def _url(router: RouterConfig) -> str:
+    host = "127.0.0.1" if router.host in WILDCARD_HOSTS else router.host
+    return f"http://[{host}]:{router.port}" if ":" in host else f"http://{host}:{router.port}"
+
+
+def _launches(config: SluiceConfig, model: ModelFolder, session: RaySession) -> list[Launch]:
     """Return what to start: the router first, so that workers find it."""
     keys = ChannelKeys.generate()
+    host = session.driver_host
     served_name = config.model.served_name or model.served_name
-    control_port = claim_port(
-        session.driver_host, config.router.control_port, field="router.control_port"
-    )
-    environment = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    if session.private:
-        environment["PYTHONPATH"] = str(PROJECT_ROOT)
+    control_port = claim_port(host, config.router.control_port, field="router.control_port")
     router = RouterContext(
         config=config,
         model_path=model.path,
         served_name=served_name,
         keys=keys,
-        host=session.driver_host,
-        port=http_port,
+        host=host,
         control_port=control_port,
     )
-    launches = [
-        Launch(
-            RouterService(router),
-            router_bundle(private=session.private, driver_host=session.driver_host),
-            environment,
-        )
-    ]
+    bundle = router_bundle(private=session.private, driver_host=host)
+    launches = [Launch(RouterService(router), bundle, _environment(session))]
     bundle = worker_bundle(config, private=session.private, num_gpus=session.num_gpus)
-    worker_environment = environment | thread_environment(config.engine.num_threads)
-    for role, index in _workers(config):
+    environment = _environment(session) | thread_environment(config.engine.num_threads)
+    for role, worker_id in _workers(config.deploy):
         context = WorkerContext(
-            worker_id=WorkerId(f"{role}-{index}"),
+            worker_id=worker_id,
             config=config,
-            model_path=Path(model.path),
+            model_path=model.path,
             served_name=served_name,
-            router_address=f"tcp://{session.driver_host}:{control_port}",
+            router_address=f"tcp://{host}:{control_port}",
             keys=keys,
-            host=session.driver_host,
+            host=host,
         )
-        launches.append(Launch(WorkerService(role, context), bundle, worker_environment))
+        launches.append(Launch(WorkerService(role, context), bundle, environment))
     return launches
 
 
-def _workers(config: SluiceConfig) -> Iterator[tuple[Role, int]]:
-    for index in range(config.deploy.prefill):
-        yield "prefill", index
-    for index in range(config.deploy.decode):
-        yield "decode", index
+def _environment(session: RaySession) -> dict[str, str]:
+    environment = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    if session.private:
+        # A joined cluster gets our packages through Ray's runtime environment instead.
+        environment["PYTHONPATH"] = str(PROJECT_ROOT)
+    return environment
+
+
+def _workers(deploy: DeployConfig) -> Iterator[tuple[Role, WorkerId]]:
+    for index in range(deploy.prefill):
+        yield "prefill", WorkerId(f"prefill-{index}")
+    for index in range(deploy.decode):
+        yield "decode", WorkerId(f"decode-{index}")

@@ -37,7 +37,7 @@ def resolve_model(model: str, revision: str | None = None) -> ModelFolder:
     path = Path(model).expanduser()
     if path.exists() or _looks_like_a_path(model):
         return ModelFolder(_checked(path.absolute(), model), path.absolute().name)
-    return ModelFolder(_checked(_fetch_from_hub(model, revision), model), model.split("/")[-1])
+    return ModelFolder(_checked(_fetch_from_hub(model, revision), model), model.rsplit("/", 1)[-1])
 
 
 def cache_folder() -> Path:
@@ -81,13 +81,14 @@ def _fetch_from_hub(model: str, revision: str | None) -> Path:
     # Imported here: it takes a second, and a folder or the default model needs no hub.
     from huggingface_hub import snapshot_download  # noqa: PLC0415
 
+    # The hub's client raises many types without a common base.
     try:
         folder = snapshot_download(
             model,
             revision=revision,
             allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"],
         )
-    except Exception as error:  # noqa: BLE001 - the hub's client raises many unrelated types
+    except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
             f"model {model!r}: not a folder here, and not to be had from the model hub "

@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +22,6 @@ from core.errors import ConfigError
 from deploy.processes import end_processes, with_descendants
 from deploy.ray_environment import cluster_address
 from deploy.reaper import Reaper
-
-log = logging.getLogger(__name__)
 
 PROJECT_ROOT = Path(__file__).parents[1]
 PACKAGES = (
@@ -56,7 +54,7 @@ class RaySession:
 
 
 @contextmanager
-def ray_session(config: DeployConfig, *, num_actors: int) -> Iterator[RaySession]:
+def ray_session(config: DeployConfig, *, num_actors: int) -> Generator[RaySession]:
     """Connect this process to Ray for the time of the ``with`` block.
 
     Call from the main thread: Ray's processes die with the thread that started them. Leaving the
@@ -78,7 +76,7 @@ def ray_session(config: DeployConfig, *, num_actors: int) -> Iterator[RaySession
 
 
 @contextmanager
-def _joined(address: str) -> Iterator[RaySession]:
+def _joined(address: str) -> Generator[RaySession]:
     inside_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
     packages = [str(PROJECT_ROOT / package) for package in PACKAGES]
     try:
@@ -86,7 +84,7 @@ def _joined(address: str) -> Iterator[RaySession]:
             address=address,
             runtime_env=None if inside_job else {"py_modules": packages},
             log_to_driver=True,
-            logging_level="warning",
+            logging_level=logging.WARNING,
         )
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
@@ -103,7 +101,7 @@ def _joined(address: str) -> Iterator[RaySession]:
 
 
 @contextmanager
-def _private(num_actors: int) -> Iterator[RaySession]:
+def _private(num_actors: int) -> Generator[RaySession]:
     folder = _short_temp_folder()
     reaper = Reaper(folder)
     before = set(psutil.Process().children())
@@ -139,7 +137,7 @@ def _start_ray(folder: Path, num_actors: int) -> None:
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_NBYTES,
             log_to_driver=True,
-            logging_level="warning",
+            logging_level=logging.WARNING,
             _temp_dir=str(folder),
             _node_ip_address=LOOPBACK,
         )

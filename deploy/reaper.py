@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -51,10 +52,8 @@ class Reaper:
 
     def close(self) -> None:
         """Let the reaper finish: it ends what still runs, removes the folder, and exits."""
-        try:
+        with suppress(BrokenPipeError):
             self._pipe().close()
-        except BrokenPipeError:
-            pass
         try:
             self._process.wait(CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import ray.util
@@ -64,7 +65,7 @@ class WorkerService:
 
             await run_decode(context, stop)
 
-    def _model_path(self) -> Any:
+    def _model_path(self) -> Path:
         if self.context.model_path.is_dir():
             return self.context.model_path
         model = self.context.config.model

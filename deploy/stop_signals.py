@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -25,7 +25,7 @@ class StopSignals:
         """Whether a stop was asked for."""
 
     @contextmanager
-    def installed(self) -> Iterator[None]:
+    def installed(self) -> Generator[None]:
         """Handle the signals for the time of the ``with`` block."""
         previous = {number: signal.getsignal(number) for number in SIGNALS}
         self.install()

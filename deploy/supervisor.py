@@ -64,20 +64,17 @@ class Supervisor:
         Raises:
             ConfigError: the cluster has no room within ``start_timeout_s``.
         """
-        self._group = placement_group([dict(launch.bundle.resources) for launch in launches])
-        if not self._group.wait(self._config.start_timeout_s):
-            demand = [dict(launch.bundle.resources) for launch in launches]
+        demand = [dict(launch.bundle.resources) for launch in launches]
+        group = self._group = placement_group(demand)
+        if not group.wait(self._config.start_timeout_s):
             raise ConfigError(
                 f"the Ray cluster has no room for {demand} after "
                 f"{self._config.start_timeout_s:.0f} s: it has {ray.available_resources()}"
             )
         for index, launch in enumerate(launches):
-            self._start_one(launch, index)
+            self._start_one(launch, PlacementGroupSchedulingStrategy(group, index))
 
-    def _start_one(self, launch: Launch, index: int) -> None:
-        strategy = PlacementGroupSchedulingStrategy(
-            placement_group=self._group, placement_group_bundle_index=index
-        )
+    def _start_one(self, launch: Launch, strategy: PlacementGroupSchedulingStrategy) -> None:
         name = launch.service.name
         self._actors[name] = RemoteServiceActor.options(
             name=name,
@@ -151,7 +148,10 @@ class Supervisor:
         self._on_result(call, tell, lambda reason: ProcessDied(name, reason))
 
     def _on_result(
-        self, call: Any, on_result: Callable[[Any], Event], on_loss: Callable[[str], Event]
+        self,
+        call: ray.ObjectRef[Any],
+        on_result: Callable[[Any], Event],
+        on_loss: Callable[[str], Event],
     ) -> None:
         def put(future: Future[Any]) -> None:
             error = future.exception()

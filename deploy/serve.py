@@ -1,0 +1,27 @@
+"""``sluice serve``: run a deployment until Ctrl-C or SIGTERM."""
+
+from rich.console import Console
+
+from core.config import SluiceConfig
+from core.logs import set_up_logging
+from deploy.deployment import StoppedEarly, running
+from deploy.events import StopRequested
+
+
+def run_serve(config: SluiceConfig) -> int:
+    """Serve until stopped, and return 0 after a stop that was asked for.
+
+    Raises:
+        ConfigError: nothing was started, or it was ended again.
+        SluiceError: the deployment broke for good.
+    """
+    set_up_logging(config.log_level, worker="deploy")
+    console = Console(stderr=True)
+    try:
+        with running(config, console) as deployment:
+            console.print(f"serving at {deployment.url}/v1 (Ctrl-C stops)", highlight=False)
+            while not isinstance(deployment.next_event(), StopRequested):
+                pass
+    except StoppedEarly:
+        console.print("stopped before it was ready")
+    return 0

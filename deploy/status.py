@@ -1,0 +1,51 @@
+"""``sluice status``: what a running deployment's router says of its workers."""
+
+from rich.console import Console
+from rich.table import Table
+
+from deploy.api_client import ApiClient, WorkerStatus
+
+EXIT_NOT_READY = 1
+
+
+def run_status(url: str) -> int:
+    """Print the workers of the router at ``url``; return 0 if it can serve, else 1.
+
+    Raises:
+        ConfigError: ``url`` is malformed.
+        SluiceError: nothing answers there, or not a Sluice router.
+    """
+    client = ApiClient(url)
+    workers = client.workers()
+    model = client.json("/v1/models")["data"][0]["id"]
+    ready = client.is_ready()
+    console = Console()
+    console.print(
+        f"{url}: {model}, {'ready' if ready else 'not ready: no decode worker can serve'}",
+        highlight=False,
+    )
+    console.print(_table(workers))
+    console.print(f"metrics: {url}/metrics", highlight=False)
+    for worker in workers:
+        if worker.metrics_address:
+            console.print(
+                f"metrics: {worker.metrics_address} ({worker.worker_id})", highlight=False
+            )
+    return 0 if ready else EXIT_NOT_READY
+
+
+def _table(workers: list[WorkerStatus]) -> Table:
+    table = Table("worker", "state")
+    for name in ("running", "waiting", "queued tokens", "KV blocks free"):
+        table.add_column(name, justify="right")
+    for worker in sorted(workers, key=lambda worker: worker.worker_id):
+        load = worker.load
+        table.add_row(
+            worker.worker_id,
+            worker.state,
+            str(load.running),
+            str(load.waiting),
+            str(load.queued_tokens),
+            f"{load.free_blocks} / {load.total_blocks}",
+        )
+    return table
