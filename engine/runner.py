@@ -1,13 +1,14 @@
 """Runs one step at a time on one model: openings, forward, sampling, and its completion."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from core.errors import InternalError
 from core.ids import Slot, StepSeq
 from core.sampling import SamplingParams, TokenLogprobs
 from engine.batch import (
@@ -34,46 +35,70 @@ class _DeviceClock:
     ended: torch.cuda.Event
 
 
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """What a step sampled; tensors are [R], for the R sampled rows."""
+
+    tokens: torch.Tensor
+    is_damaged: torch.Tensor
+    """Whether the row's logits hold a NaN."""
+    logprob_rows: NDArray[np.int64]
+    """Rows that ask for log-probabilities."""
+    logprobs: StepLogprobs | None
+    """Of these rows, if there are any."""
+
+    def map(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "_Sampled":
+        """Return the same with every tensor moved."""
+        return _Sampled(
+            tokens=move(self.tokens),
+            is_damaged=move(self.is_damaged),
+            logprob_rows=self.logprob_rows,
+            logprobs=None if self.logprobs is None else self.logprobs.map(move),
+        )
+
+
 class PendingStep:
     """A step whose work is on the device; its results are read by ``wait``."""
 
     def __init__(
         self,
         batch: StepBatch,
-        tokens: torch.Tensor,
-        logprobs: tuple[NDArray[np.int64], StepLogprobs] | None,
+        sampled: _Sampled,
         completion: _DeviceClock | float,
     ) -> None:
         self.step: StepSeq = batch.step
         self._slots = [sequence.slot for sequence in batch.sequences if sequence.sample]
-        self._tokens = tokens
-        self._logprobs = logprobs
+        self._sampled = sampled
         self._completion = completion
 
     def wait(self) -> StepOutput:
         """Return the output once the device has completed the step; sleeps, never spins.
 
         Has no deadline: only the event proves that the step writes no more.
+
+        Raises:
+            InternalError: the model gave logits that are not numbers, so it or its KV is damaged.
         """
         if isinstance(self._completion, float):
             duration_s = self._completion
         else:
             self._completion.ended.synchronize()
             duration_s = self._completion.started.elapsed_time(self._completion.ended) / 1e3
+        _require_numbers(self._sampled.is_damaged, self._slots)
         logprobs = self._logprobs_by_row()
         tokens = tuple(
             SampledToken(slot=slot, token_id=token_id, logprobs=logprobs.get(row))
             for row, (slot, token_id) in enumerate(
-                zip(self._slots, self._tokens.tolist(), strict=True)
+                zip(self._slots, self._sampled.tokens.tolist(), strict=True)
             )
         )
         return StepOutput(step=self.step, tokens=tokens, duration_s=duration_s)
 
     def _logprobs_by_row(self) -> dict[int, TokenLogprobs]:
-        if self._logprobs is None:
+        logprobs = self._sampled.logprobs
+        if logprobs is None:
             return {}
-        (rows, values) = self._logprobs
-        return dict(zip(rows.tolist(), to_values(values), strict=True))
+        return dict(zip(self._sampled.logprob_rows.tolist(), to_values(logprobs), strict=True))
 
 
 class ModelRunner:
@@ -99,7 +124,8 @@ class ModelRunner:
         """Put ``batch`` on the device, after everything launched before. On a CPU it is done then.
 
         Raises:
-            InternalError: the batch names a slot or block that it must not.
+            InternalError: the batch names a slot or block that it must not, or (on a CPU) as
+                ``PendingStep.wait``.
         """
         started_s = time.perf_counter()
         started = _recorded_event() if self.is_asynchronous else None
@@ -107,14 +133,12 @@ class ModelRunner:
             self._slots.open(opening)
         self._model.kv_pool.zero(batch.zero_blocks)
         logits = self._forward(batch)
-        sampled = [sequence for sequence in batch.sequences if sequence.sample]
-        (tokens, logprobs) = self._sample(logits, sampled)
+        sampled = self._sample(
+            logits, [sequence for sequence in batch.sequences if sequence.sample]
+        )
         if started is None:
-            return PendingStep(batch, tokens, logprobs, time.perf_counter() - started_s)
-        tokens = _to_host(tokens)
-        if logprobs is not None:
-            logprobs = (logprobs[0], logprobs[1].map(_to_host))
-        return PendingStep(batch, tokens, logprobs, _DeviceClock(started, _recorded_event()))
+            return PendingStep(batch, sampled, time.perf_counter() - started_s)
+        return PendingStep(batch, sampled.map(_to_host), _DeviceClock(started, _recorded_event()))
 
     def drain(self) -> None:
         """Return when the device runs nothing any more."""
@@ -162,22 +186,31 @@ class ModelRunner:
             plan.token_ids[plan.device_rows] = self._slots.last_tokens[plan.device_slots]
         return self._model.forward(plan)
 
-    def _sample(
-        self, logits: torch.Tensor, sampled: Sequence[SequenceInput]
-    ) -> tuple[torch.Tensor, tuple[NDArray[np.int64], StepLogprobs] | None]:
-        if not sampled:
-            return torch.empty(0, dtype=torch.int64, device=logits.device), None
+    def _sample(self, logits: torch.Tensor, sampled: Sequence[SequenceInput]) -> _Sampled:
         slots = np.array([sequence.slot for sequence in sampled], np.int64)
         positions = np.array([each.position + each.num_tokens for each in sampled], np.int64)
+        # One pass: a sum is NaN where an addend is.
+        is_damaged = logits.sum(dim=-1).isnan()
+        if not self.is_asynchronous:
+            _require_numbers(is_damaged, slots.tolist())
         rows = self._slots.rows(slots, positions)
         (wanted, num_top) = self._slots.logprobs_wanted(slots)
         raw = copy_raw(logits, wanted, num_top) if len(wanted) else None
         tokens = sample(logits, rows, self._slots.history)
         device_slots = torch.from_numpy(slots).to(logits.device, non_blocking=True)
         self._slots.record(device_slots, rows, tokens)
-        if raw is None:
-            return tokens, None
-        return tokens, (wanted, logprobs_of(raw, tokens))
+        return _Sampled(
+            tokens=tokens,
+            is_damaged=is_damaged,
+            logprob_rows=wanted,
+            logprobs=None if raw is None else logprobs_of(raw, tokens),
+        )
+
+
+def _require_numbers(is_damaged: torch.Tensor, slots: Sequence[int]) -> None:
+    damaged = [slot for slot, is_nan in zip(slots, is_damaged.tolist(), strict=True) if is_nan]
+    if damaged:
+        raise InternalError(f"the model gave NaN logits for slots {damaged}")
 
 
 def _recorded_event() -> torch.cuda.Event:

@@ -285,6 +285,20 @@ def test_a_step_that_samples_nothing_gives_no_tokens(model: PagedModel) -> None:
     assert (output.step, output.tokens) == (1, ())
 
 
+def test_kv_that_is_not_a_number_fails_the_step_instead_of_giving_a_token(
+    model: PagedModel,
+) -> None:
+    """What a read of a poisoned block looks like."""
+    (prompt,) = prompts(model, (20,))
+    runner = ModelRunner(model, max_num_seqs=MAX_NUM_SEQS)
+    steps = batches([text(3, prompt, SEEDED)], chunk=64, count=2)
+    runner.run(next(steps))
+    model.kv_pool.fill([3 * BLOCKS_PER_SEQUENCE], 0xFF)
+    with pytest.raises(InternalError, match=r"NaN logits for slots \[3\]"):
+        runner.run(next(steps))
+    model.kv_pool.zero([3 * BLOCKS_PER_SEQUENCE])
+
+
 def _without_opening(model: PagedModel) -> StepBatch:
     (prompt,) = prompts(model, (4,))
     (_, part) = text(0, prompt, GREEDY).next_part(7)
