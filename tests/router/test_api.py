@@ -34,7 +34,8 @@ async def test_chat_completion(router: RunningRouter, worker: ScriptedWorker) ->
     assert list(generate.prompt_token_ids) == router.ids(prompt)
 
 
-async def test_chat_stream_with_usage(router: RunningRouter, worker: ScriptedWorker) -> None:
+@pytest.mark.usefixtures("worker")
+async def test_chat_stream_with_usage(router: RunningRouter) -> None:
     stream = await router.openai.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": "hi"}],
@@ -94,23 +95,24 @@ async def test_stop_string_is_hidden_and_aborts_the_worker(router: RunningRouter
     await worker.wait_for(lambda: len(worker.aborts) == 1)
 
 
+@pytest.mark.usefixtures("worker")
 async def test_chat_logprobs_name_every_token(
-    router: RunningRouter, worker: ScriptedWorker
-) -> None:
+    router: RunningRouter) -> None:
     response = await router.openai.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": "hi"}], logprobs=True, top_logprobs=2
     )
     logprobs = response.choices[0].logprobs
-    assert logprobs is not None and logprobs.content is not None
+    assert logprobs is not None
+    assert logprobs.content is not None
     data = b"".join(bytes(entry.bytes or []) for entry in logprobs.content)
     assert data.decode() == TEXT
     assert all(len(entry.top_logprobs) == 2 for entry in logprobs.content)
     assert logprobs.content[0].logprob == pytest.approx(-0.5)
 
 
+@pytest.mark.usefixtures("worker")
 async def test_completion_logprobs_offsets_point_into_the_text(
-    router: RunningRouter, worker: ScriptedWorker
-) -> None:
+    router: RunningRouter) -> None:
     response = await router.openai.completions.create(
         model=MODEL, prompt="a", logprobs=1, max_tokens=5
     )
@@ -154,7 +156,8 @@ async def test_ready_only_after_a_generation_has_passed(router: RunningRouter) -
     assert (await router.http.get("/ready")).status_code == 200
 
 
-async def test_stats_only_for_who_asks(router: RunningRouter, worker: ScriptedWorker) -> None:
+@pytest.mark.usefixtures("worker")
+async def test_stats_only_for_who_asks(router: RunningRouter) -> None:
     body = {"model": MODEL, "prompt": "a", "max_tokens": 2}
     plain = (await router.http.post("/v1/completions", json=body)).json()
     assert "sluice" not in plain
