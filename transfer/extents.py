@@ -1,37 +1,90 @@
 """Which bytes of two pools belong together, in as few descriptors as possible."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from core.errors import InternalError
 from core.ids import BlockId
+from core.kv_layout import KVLayout
+from core.messages import GroupBlocks, PieceId
 from transfer.transport import Extent
 
 
-def merge_blocks(
-    local: Sequence[BlockId], remote: Sequence[BlockId], *, block_nbytes: int
-) -> tuple[Extent, ...]:
-    """Pair ``local[i]`` with ``remote[i]`` and merge neighbours that are adjacent on both sides.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The same bytes of every block: the whole block, or a range of its layers."""
 
-    Order is kept: a run ends where either side jumps, so a run-length code of both sides.
+    block_nbytes: int
+    offset: int
+    nbytes: int
+
+    @classmethod
+    def of_piece(cls, piece: PieceId, layout: KVLayout) -> "Part":
+        """Return what ``piece`` covers of each of its blocks."""
+        layer_nbytes = layout.block_nbytes // layout.layers_per_group
+        return cls(
+            block_nbytes=layout.block_nbytes,
+            offset=piece.first_layer * layer_nbytes,
+            nbytes=(piece.last_layer - piece.first_layer + 1) * layer_nbytes,
+        )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether adjacent blocks have adjacent parts."""
+        return self.nbytes == self.block_nbytes
+
+
+def pair_positions(
+    source: Sequence[GroupBlocks], target: Sequence[GroupBlocks]
+) -> list[tuple[BlockId, BlockId]]:
+    """Return (local, remote) blocks that hold the same positions, by *absolute* block index.
 
     Raises:
-        InternalError: the sides differ in length.
+        InternalError: the two do not cover the same positions, each once. Pairing them in order,
+            as if the first of each belonged together, would put KV at wrong positions.
     """
-    if len(local) != len(remote):
-        raise InternalError(f"{len(local)} local blocks meet {len(remote)} remote blocks")
+    remote_of = dict(_positions(source))
+    pairs = [(local, remote_of.pop(position, None)) for position, local in _positions(target)]
+    matched = [(local, remote) for local, remote in pairs if remote is not None]
+    if remote_of or len(matched) != len(pairs):
+        raise InternalError(
+            f"ticket covers {_describe(source)}, memory was allocated for {_describe(target)}"
+        )
+    return matched
+
+
+def merge_pairs(pairs: Sequence[tuple[BlockId, BlockId]], part: Part) -> tuple[Extent, ...]:
+    """Return extents for ``part`` of each (local, remote) pair.
+
+    Order is kept. Whole blocks that follow each other on *both* sides become one extent.
+    """
     runs: list[tuple[BlockId, BlockId, int]] = []
-    for mine, theirs in zip(local, remote, strict=True):
-        if runs:
-            first_mine, first_theirs, length = runs[-1]
-            if mine == first_mine + length and theirs == first_theirs + length:
-                runs[-1] = (first_mine, first_theirs, length + 1)
+    for local, remote in pairs:
+        if runs and part.is_whole:
+            first_local, first_remote, length = runs[-1]
+            if local == first_local + length and remote == first_remote + length:
+                runs[-1] = (first_local, first_remote, length + 1)
                 continue
-        runs.append((mine, theirs, 1))
+        runs.append((local, remote, 1))
     return tuple(
         Extent(
-            local_offset=mine * block_nbytes,
-            remote_offset=theirs * block_nbytes,
-            nbytes=length * block_nbytes,
+            local_offset=local * part.block_nbytes + part.offset,
+            remote_offset=remote * part.block_nbytes + part.offset,
+            nbytes=length * part.nbytes,
         )
-        for mine, theirs, length in runs
+        for local, remote, length in runs
+    )
+
+
+def _positions(blocks: Sequence[GroupBlocks]) -> Iterator[tuple[tuple[int, int], BlockId]]:
+    """Yield ((group, absolute index), block)."""
+    for run in blocks:
+        for index, block_id in enumerate(run.block_ids, start=run.first_index):
+            yield (run.group, index), block_id
+
+
+def _describe(blocks: Sequence[GroupBlocks]) -> str:
+    return ", ".join(
+        f"group {run.group} [{run.first_index}, {run.first_index + len(run.block_ids)})"
+        for run in blocks
     )

@@ -51,7 +51,7 @@ class Bindings:
         self.read: Final[object] = module.NIXL_READ
         self.errors: Final = tuple(
             cast("type[Exception]", getattr(module, name))
-            for name in cast("list[str]", dir(module))
+            for name in dir(module)
             if name.endswith("Error")
         )
 

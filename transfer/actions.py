@@ -1,0 +1,89 @@
+"""What the reader wants done. The worker carries actions out in order."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from core.ids import Incarnation, OperationId
+from core.messages import FirstToken, GroupBlocks, Reading, Released, Renew, Ticket, Withdraw
+from transfer.owner import Owner
+from transfer.transport import Extent
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate:
+    """Find local blocks for the ticket's; answer with ``Reader.allocated``, now or later.
+
+    Asked once. Where there is no memory now, ``Reader.unallocated`` still lists the ticket.
+    """
+
+    owner: Owner
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class PostRead:
+    """Post one read; answer with ``Reader.landed`` or ``Reader.read_failed``, exactly once."""
+
+    operation: OperationId
+    peer: Incarnation
+    extents: tuple[Extent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OperationTerminal:
+    """Nothing of the operation will write any more. Emitted once for each ``allocated``."""
+
+    operation: OperationId
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveStats:
+    """How one request's KV came."""
+
+    kv_nbytes: int
+    num_tickets: int
+    num_cached_tokens: int
+    """In prefill's prefix cache."""
+    prefill_s: float
+    transfer_s: float
+    """From the first post to the last landing; overlaps with prefill."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Every byte has landed under a good lease: the request can decode."""
+
+    owner: Owner
+    first_token: FirstToken
+    blocks: tuple[GroupBlocks, ...]
+    """Local blocks that were filled, with the generations that they had when the read began."""
+    stats: ReceiveStats
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The request's KV will not arrive from this source. Its reads may still be in progress."""
+
+    owner: Owner
+    peer: Incarnation
+    reason: str
+    is_retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message to the source."""
+
+    peer: Incarnation
+    message: Renew | Reading | Released | Withdraw
+
+
+@dataclass(frozen=True, slots=True)
+class TearDown:
+    """Tear the peer's endpoint down; each of its reads then ends by ``Reader.read_failed``."""
+
+    peer: Incarnation
+    reason: str
+
+
+Action: TypeAlias = Allocate | PostRead | OperationTerminal | Deliver | Fail | Send | TearDown

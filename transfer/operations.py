@@ -1,0 +1,57 @@
+"""Reads that are not terminal, and which of them nobody waits for any more."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from core.errors import InvalidTransitionError
+from core.ids import Incarnation, OperationId
+from core.messages import PieceId
+from transfer.owner import Owner
+
+
+@dataclass(slots=True, eq=False)
+class Operation:
+    """One read that was decided, and is not terminal."""
+
+    operation: OperationId
+    peer: Incarnation
+    owner: Owner
+    piece: PieceId
+    posted_at: float
+    num_blocks: int
+    nbytes: int
+    num_descriptors: int
+    is_quarantined: bool = False
+    """Its request ended or was rolled back: only its end matters now."""
+
+
+class Operations:
+    """All reads that are not terminal, oldest first."""
+
+    def __init__(self) -> None:
+        self._pending: dict[OperationId, Operation] = {}
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def begin(self, operation: Operation) -> None:
+        """Record a read.
+
+        Raises:
+            InvalidTransitionError: its id is in use.
+        """
+        if operation.operation in self._pending:
+            raise InvalidTransitionError(f"operation {operation.operation} is pending already")
+        self._pending[operation.operation] = operation
+
+    def end(self, operation: OperationId) -> Operation | None:
+        """Forget a read that is terminal and return it; None: it ended before, or never was."""
+        return self._pending.pop(operation, None)
+
+    def quarantine(self, operation: OperationId) -> None:
+        """Nobody waits for this read any more."""
+        self._pending[operation].is_quarantined = True
+
+    def all(self) -> Iterable[Operation]:
+        """Return every read, oldest first."""
+        return self._pending.values()

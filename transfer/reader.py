@@ -1,0 +1,285 @@
+"""The decode side of a transfer: from a request to prefill until its KV may be trusted.
+
+Pure: time and events come in, actions go out. The worker carries every action out, in order, and
+answers where the action says so. All times are of the caller's one monotonic clock.
+"""
+
+from collections.abc import Sequence
+
+from core.config import TransferConfig
+from core.ids import Incarnation, OperationId
+from core.kv_layout import KVLayout
+from core.messages import GroupBlocks, PieceId, PrefillFailed, Renewed, Ticket
+from transfer.actions import Action, Allocate, OperationTerminal, PostRead
+from transfer.endpoints import Endpoints
+from transfer.extents import Part, merge_pairs, pair_positions
+from transfer.operations import Operation
+from transfer.owner import Owner
+from transfer.reader_states import Event, PieceState, State
+from transfer.receiving import Failure, Receiving, TransferShape, fault_of
+from transfer.receptions import Receptions
+from transfer.stats import ReadObservation, TransferStats
+
+
+class Reader:
+    """Every request that this worker receives, and every read that is not terminal.
+
+    A request ends at once, by delivery, failure or ``cancel``; its reads end when they are
+    terminal. A read whose request is gone is *quarantined*: its blocks wait for it.
+
+    Invariants (``check_invariants``):
+        * a piece is READING if and only if a read that is not terminal and not quarantined fills
+          it;
+        * an owner that has ended has no entry, and its source does not renew it;
+        * each ``allocated`` is answered by exactly one ``OperationTerminal``.
+    """
+
+    def __init__(
+        self,
+        *,
+        layout: KVLayout,
+        config: TransferConfig,
+        max_quarantined_blocks: int,
+        num_ranks: int = 1,
+    ) -> None:
+        """Begin with nothing.
+
+        Args:
+            layout: Of the local pool, and by handshake of every source's.
+            config: Lease, timeouts, intervals.
+            max_quarantined_blocks: Above this, the peer of the oldest quarantined read is torn
+                down.
+            num_ranks: Tensor-parallel ranks of a source; each sends its own pieces.
+        """
+        self._layout = layout
+        self._shape = TransferShape(
+            num_ranks=num_ranks,
+            num_layers=layout.layers_per_group,
+            num_groups=len(layout.groups),
+        )
+        self.stats = TransferStats()
+        self._endpoints = Endpoints(
+            config, max_quarantined_blocks=max_quarantined_blocks, stats=self.stats
+        )
+        self._requests = Receptions(config, self._shape, self._endpoints, self.stats)
+
+    # Reading
+
+    @property
+    def num_receiving(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
+    @property
+    def num_operations(self) -> int:
+        """Reads that are not terminal, the quarantined included."""
+        return len(self._endpoints)
+
+    @property
+    def num_quarantined_blocks(self) -> int:
+        """Blocks that only wait for a read to become terminal."""
+        return self._endpoints.num_quarantined_blocks
+
+    def is_receiving(self, owner: Owner) -> bool:
+        """Whether ``owner`` has not ended."""
+        return owner in self._requests
+
+    def unallocated(self) -> list[tuple[Owner, Ticket]]:
+        """Return the tickets that wait for memory, oldest request first."""
+        return [
+            (entry.owner, piece.ticket)
+            for entry in self._requests.all()
+            for piece in entry.pieces.values()
+            if piece.state is PieceState.ANNOUNCED
+        ]
+
+    def next_deadline(self) -> float | None:
+        """Return when ``tick`` has something to do, if nothing happens before."""
+        deadlines = (self._endpoints.next_deadline(), self._requests.next_deadline())
+        return min((time for time in deadlines if time is not None), default=None)
+
+    def check_invariants(self) -> None:
+        """Assert the invariants above: O(n), for tests and for an idle worker."""
+        self._endpoints.check_invariants(self._requests.check_invariants())
+
+    # Requests
+
+    def requested(self, owner: Owner, source: Incarnation, now: float) -> list[Action]:
+        """``Prefill`` is about to be sent to ``source``. Tickets of ``owner`` are expected now.
+
+        ``now`` must not be later than the sending: the lease is counted from it.
+
+        Raises:
+            InvalidTransitionError: ``owner`` is being received already.
+        """
+        return self._requests.begin(Receiving(owner, source, requested_at=now))
+
+    def cancel(self, owner: Owner, now: float) -> list[Action]:
+        """Nobody wants ``owner`` any more: it is gone on return. Unknown owners change nothing.
+
+        That is no proof that its reads are over: their blocks wait for ``OperationTerminal``.
+        """
+        entry = self._requests.get(owner)
+        return [] if entry is None else self._requests.apply(entry, Event.CANCELLED, now)
+
+    def roll_back(self, owner: Owner, now: float) -> list[Action]:
+        """Give the memory of ``owner`` back; its source still holds the KV, to be read again.
+
+        On return its tickets are ``unallocated`` again. Unknown owners change nothing.
+        """
+        entry = self._requests.get(owner)
+        if entry is None:
+            return []
+        self.stats.rollbacks += 1
+        for piece in entry.pieces.values():
+            if piece.num_blocks:
+                self._requests.abandon(piece)
+                piece.roll_back()
+        return [
+            *self._requests.apply(entry, Event.ROLLED_BACK, now),
+            *self._endpoints.bound_quarantine(),
+        ]
+
+    # Messages
+
+    def ticket(self, message: Ticket, now: float) -> list[Action]:
+        """A source offers a piece."""
+        entry = self._requests.expect(
+            (message.request_id, message.attempt), message.incarnation, "ticket"
+        )
+        if entry is None:
+            return []
+        known = entry.pieces.get(message.piece)
+        if known is not None and known.ticket.blocks == message.blocks:
+            self.stats.stale["duplicate_ticket"] += 1
+            return []
+        fault = fault_of(message, entry, self._shape)
+        if fault is not None:
+            return self._requests.fail(entry, Failure("protocol", fault), now)
+        self.stats.lease_events["granted"] += 1
+        piece = entry.add(message, now)
+        if piece.state is PieceState.LANDED:
+            return self._requests.settle(entry, now)
+        return [Allocate(entry.owner, message)]
+
+    def renewed(self, message: Renewed, source: Incarnation, now: float) -> list[Action]:
+        """A source tells which leases it has extended, and which are void."""
+        sent_at = self._endpoints.acknowledge(message, source)
+        if sent_at is None:
+            self.stats.stale["renewed"] += 1
+            return []
+        actions: list[Action] = []
+        for entry in self._requests.of_source(source, message.requests):
+            entry.proven_until = max(entry.proven_until, sent_at + message.lease_s)
+            self.stats.lease_events["renewed"] += 1
+            if entry.state is State.CONFIRMING:
+                actions += self._requests.settle(entry, now)
+        for entry in self._requests.of_source(source, message.void):
+            self.stats.lease_events["voided"] += 1
+            actions += self._requests.fail(
+                entry, Failure("lease", "the source's lease is void"), now
+            )
+        return actions
+
+    def prefill_failed(self, message: PrefillFailed, now: float) -> list[Action]:
+        """The source gave up; what it offered before is void."""
+        owner = (message.request_id, message.attempt)
+        entry = self._requests.expect(owner, message.incarnation, "prefill_failed")
+        if entry is None:
+            return []
+        reason = f"prefill failed: {message.reason}"
+        return self._requests.fail(entry, Failure("prefill", reason, message.retryable), now)
+
+    def source_lost(self, source: Incarnation, reason: str, now: float) -> list[Action]:
+        """The channel to ``source`` is gone: its requests fail, and its endpoint is torn down."""
+        self._endpoints.lose(source)
+        actions = self._endpoints.tear_down(source, reason)
+        for entry in self._requests.of_source(source, self._endpoints.owners(source)):
+            entry.failure = Failure("peer", f"prefill worker lost: {reason}")
+            actions += self._requests.apply(entry, Event.SOURCE_LOST, now)
+        return actions
+
+    # Memory and reads
+
+    def allocated(
+        self,
+        owner: Owner,
+        piece_id: PieceId,
+        targets: Sequence[GroupBlocks],
+        operation: OperationId,
+        now: float,
+    ) -> list[Action]:
+        """``targets`` are RECEIVING for ``operation``, and cover exactly the ticket's positions.
+
+        Raises:
+            InternalError: they do not, or the piece has memory already. Nothing changed.
+        """
+        entry = self._requests.get(owner)
+        piece = None if entry is None else entry.pieces.get(piece_id)
+        if entry is None or piece is None:
+            self.stats.stale["allocation"] += 1
+            return [OperationTerminal(operation)]
+        pairs = pair_positions(piece.ticket.blocks, targets)
+        part = Part.of_piece(piece_id, self._layout)
+        extents = merge_pairs(pairs, part)
+        piece.begin_read(operation, tuple(targets))
+        if entry.first_read_at is None:
+            entry.first_read_at = now
+        begun = self._endpoints.begin(
+            Operation(
+                operation=operation,
+                peer=entry.source,
+                owner=owner,
+                piece=piece_id,
+                posted_at=now,
+                num_blocks=len(pairs),
+                nbytes=len(pairs) * part.nbytes,
+                num_descriptors=len(extents),
+            )
+        )
+        return [*begun, PostRead(operation, entry.source, extents)]
+
+    def landed(self, operation: OperationId, now: float) -> list[Action]:
+        """Every byte of the read is in the pool."""
+        pending, actions = self._endpoints.end(operation)
+        if pending is None:
+            self.stats.stale["outcome"] += 1
+            return []
+        duration_s = now - pending.posted_at
+        self.stats.observe_read(
+            ReadObservation(pending.nbytes, pending.num_descriptors, duration_s)
+        )
+        filled = self._requests.filled_by(pending)
+        if filled is None:
+            return actions
+        entry, piece = filled
+        piece.land(now)
+        entry.kv_nbytes += pending.nbytes
+        return [*actions, *self._requests.settle(entry, now)]
+
+    def read_failed(self, operation: OperationId, reason: str, now: float) -> list[Action]:
+        """The read is terminal without all its bytes; none will be written any more.
+
+        The transport has lost its peer: where no tear-down was asked for, one is now, so that the
+        worker pairs with the source anew.
+        """
+        pending, actions = self._endpoints.end(operation, failure=reason)
+        if pending is None:
+            self.stats.stale["outcome"] += 1
+            return []
+        self.stats.reads_failed += 1
+        filled = self._requests.filled_by(pending)
+        if filled is None:
+            return actions
+        entry, piece = filled
+        piece.roll_back()  # its read is over: only the request still has to end
+        return [
+            *actions,
+            *self._requests.fail(entry, Failure("read", f"read failed: {reason}"), now),
+        ]
+
+    # Time
+
+    def tick(self, now: float) -> list[Action]:
+        """Do what is due: renewals, timeouts of reads, of tickets and of confirmations."""
+        return [*self._endpoints.tick(now), *self._requests.tick(now)]

@@ -1,0 +1,218 @@
+"""One request that is being received: its pieces, and when they are all there."""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from core.config import TransferConfig
+from core.ids import Incarnation, OperationId
+from core.messages import FirstToken, GroupBlocks, PieceId, Ticket
+from transfer.actions import Deliver, Fail, ReceiveStats
+from transfer.owner import Owner
+from transfer.reader_states import PieceEvent, PieceState, State, advance_piece
+from transfer.stats import FailureStage
+
+
+@dataclass(frozen=True, slots=True)
+class TransferShape:
+    """What every whole transfer consists of."""
+
+    num_ranks: int
+    num_layers: int
+    """In each group."""
+    num_groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a request's KV does not come."""
+
+    stage: FailureStage
+    reason: str
+    is_retryable: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """One ticket's KV on its way."""
+
+    ticket: Ticket
+    state: PieceState = PieceState.ANNOUNCED
+    operation: OperationId | None = None
+    """The read that fills it now, or filled it; None while ANNOUNCED."""
+    targets: tuple[GroupBlocks, ...] = ()
+    """Local blocks, frozen by id and generation when they were allocated."""
+    landed_at: float | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks to read."""
+        return sum(len(run.block_ids) for run in self.ticket.blocks)
+
+    def begin_read(self, operation: OperationId, targets: tuple[GroupBlocks, ...]) -> None:
+        """``operation`` fills ``targets`` from now on."""
+        self.state = advance_piece(self.state, PieceEvent.ALLOCATED)
+        self.operation = operation
+        self.targets = targets
+
+    def land(self, now: float) -> None:
+        """Every byte is here."""
+        self.state = advance_piece(self.state, PieceEvent.COMPLETED)
+        self.landed_at = now
+
+    def roll_back(self) -> None:
+        """Its memory is given back."""
+        self.state = advance_piece(self.state, PieceEvent.ROLLED_BACK)
+        self.operation = None
+        self.targets = ()
+        self.landed_at = None
+
+
+@dataclass(slots=True, eq=False)
+class Receiving:
+    """One owner's entry in the reader."""
+
+    owner: Owner
+    source: Incarnation
+    requested_at: float
+    """When ``Prefill`` was sent: the source's lease cannot have begun earlier."""
+    state: State = State.RECEIVING
+    pieces: dict[PieceId, Piece] = field(default_factory=dict[PieceId, Piece])
+    proven_until: float = 0.0
+    """The source has held, or will hold, the blocks at least until here, by the reader's clock."""
+    confirm_before: float | None = None
+    """Deadline of CONFIRMING."""
+    first_read_at: float | None = None
+    kv_nbytes: int = 0
+    failure: Failure = Failure("protocol", "unknown")
+    """Why it ends, set before an event that fails it."""
+
+    def landed(self) -> Iterator[Piece]:
+        """Pieces whose bytes are all here."""
+        return (piece for piece in self.pieces.values() if piece.state is PieceState.LANDED)
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether every landed piece landed while the source is known to have held its blocks.
+
+        A renewal that was sent later and acknowledged proves it for earlier landings, too: a
+        lease that has once ended is never good again.
+        """
+        times = [piece.landed_at for piece in self.landed()]
+        return all(time is not None and time < self.proven_until for time in times)
+
+    @property
+    def last_chunk(self) -> int | None:
+        """Number of the last chunk, once a ticket of it is here."""
+        return next((p.ticket.piece.chunk for p in self.pieces.values() if p.ticket.last), None)
+
+    @property
+    def first_token(self) -> FirstToken | None:
+        """The token that prefill sampled, once its ticket is here."""
+        tokens = (piece.ticket.first_token for piece in self.pieces.values())
+        return next((token for token in tokens if token is not None), None)
+
+    def is_complete(self, shape: TransferShape) -> bool:
+        """Whether every chunk of every rank has landed in all its layers.
+
+        The *set* of landed pieces decides, never their number: a piece that came twice does not
+        stand for a missing one.
+        """
+        return covers((piece.ticket.piece for piece in self.landed()), self.last_chunk, shape)
+
+    def deadline(self, config: TransferConfig, shape: TransferShape) -> float | None:
+        """Return when the request fails if nothing happens; None: it waits for memory or reads.
+
+        Reads have timeouts of their own, and memory comes when other requests end.
+        """
+        if self.state is State.CONFIRMING:
+            return self.confirm_before
+        if covers(self.pieces, self.last_chunk, shape):
+            return None
+        return self.requested_at + config.prefill_timeout_s
+
+    def timeout(self, now: float) -> Failure:
+        """Return what ``deadline`` means when it has passed."""
+        if self.state is State.CONFIRMING:
+            return Failure("lease", "the source does not confirm the lease of what has landed")
+        waited_s = now - self.requested_at
+        return Failure("prefill", f"tickets are missing after {waited_s:.1f} s")
+
+    def add(self, ticket: Ticket, now: float) -> Piece:
+        """Record a new piece. One without blocks has nothing to read, and has landed."""
+        piece = Piece(ticket)
+        self.pieces[ticket.piece] = piece
+        self.proven_until = max(self.proven_until, self.requested_at + ticket.lease_s)
+        if piece.num_blocks == 0:
+            piece.state = PieceState.LANDED
+            piece.landed_at = now
+        return piece
+
+    def deliver(self) -> Deliver:
+        """Return the action that hands the request over."""
+        pieces = list(self.landed())
+        tickets = [piece.ticket for piece in pieces]
+        token = self.first_token
+        assert token is not None, "a request is delivered with its first token"
+        last_landing = max(piece.landed_at or 0.0 for piece in pieces)
+        return Deliver(
+            owner=self.owner,
+            first_token=token,
+            blocks=tuple(run for piece in pieces for run in piece.targets),
+            stats=ReceiveStats(
+                kv_nbytes=self.kv_nbytes,
+                num_tickets=len(tickets),
+                num_cached_tokens=max(ticket.num_cached_tokens for ticket in tickets),
+                prefill_s=max(ticket.prefill_s for ticket in tickets),
+                transfer_s=0.0
+                if self.first_read_at is None
+                else max(0.0, last_landing - self.first_read_at),
+            ),
+        )
+
+    def fail(self) -> Fail:
+        """Return the action that gives the request up."""
+        return Fail(self.owner, self.source, self.failure.reason, self.failure.is_retryable)
+
+
+def covers(pieces: Iterable[PieceId], last_chunk: int | None, shape: TransferShape) -> bool:
+    """Whether ``pieces`` hold every layer of every rank of every chunk up to ``last_chunk``."""
+    if last_chunk is None:
+        return False
+    held = {
+        (piece.chunk, piece.rank, layer)
+        for piece in pieces
+        for layer in range(piece.first_layer, piece.last_layer + 1)
+    }
+    wanted = itertools.product(
+        range(last_chunk + 1), range(shape.num_ranks), range(shape.num_layers)
+    )
+    return all(part in held for part in wanted)
+
+
+def fault_of(ticket: Ticket, entry: Receiving, shape: TransferShape) -> str | None:
+    """Return what is wrong with a ticket that ``entry`` has not seen yet; None: nothing."""
+    piece = ticket.piece
+    last_chunk = entry.last_chunk
+    if piece in entry.pieces:
+        return f"{piece} was offered before, in other blocks or generations"
+    if not (
+        0 <= piece.first_layer <= piece.last_layer < shape.num_layers
+        and 0 <= piece.rank < shape.num_ranks
+        and piece.chunk >= 0
+    ):
+        return f"{piece} does not exist in {shape}"
+    if last_chunk is not None and (
+        piece.chunk > last_chunk or ticket.last != (piece.chunk == last_chunk)
+    ):
+        return f"{piece} contradicts chunk {last_chunk} being the last"
+    if ticket.last and any(known.chunk > piece.chunk for known in entry.pieces):
+        return f"{piece} is called the last, after later ones"
+    if any(
+        len(run.block_ids) != len(run.generations)
+        or run.first_index < 0
+        or not 0 <= run.group < shape.num_groups
+        for run in ticket.blocks
+    ):
+        return f"the blocks of {piece} are malformed"
+    return None
