@@ -9,7 +9,7 @@ from queue import Empty
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -186,6 +186,8 @@ class Supervisor:
 
 
 def _first_line(error: RayError) -> str:
+    if isinstance(error, ActorUnavailableError):
+        return "its process is gone"
     for line in str(error).splitlines():
         if line.strip():
             return line.strip()[:200]

@@ -1,0 +1,91 @@
+"""A wrong argument, file, folder or port stops the start with one line, and nothing is started.
+
+The failure guarded against: a traceback of forty lines, or a half-started deployment, where the
+operator needs to know which value to change.
+"""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from deploy.cli import run
+
+EXIT_USAGE = 2
+
+
+def one_error_line(capsys: pytest.CaptureFixture[str]) -> str:
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert len(lines) == 1, captured.err
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["serve", "--port", "http"], "--port"),
+        (["serve", "--port", "70000"], "router.port"),
+        (["serve", "--decode", "0"], "deploy.decode"),
+        (["serve", "--prefill", "-1"], "deploy.prefill"),
+        (["serve", "--config", "/does/not/exist.yaml"], "/does/not/exist.yaml"),
+        (["serve", "--model", "./no/such/folder", "--port", "0"], "no/such/folder"),
+        (["demo", "--model", "", "--port", "0"], "model ''"),
+        (["serve", "--host", "192.0.2.1", "--port", "0"], "192.0.2.1"),
+        (["status", "--url", "ftp://somewhere"], "ftp://somewhere"),
+        (["start"], "start"),
+        ([], "COMMAND"),
+    ],
+)
+def test_a_wrong_argument_is_named_in_one_line(
+    argv: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = run(argv)
+    except SystemExit as leaving:
+        code = leaving.code
+    assert code == EXIT_USAGE
+    assert named in one_error_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("router: {port: [1}", "not YAML"),
+        ("- a list", "mapping"),
+        ("routr: {}", "routr"),
+        ("cache: {block_size: 0}", "cache.block_size"),
+        ("transfer: {lease_s: .nan}", "transfer.lease_s"),
+        ("transfer: {lease_s: 5, renew_interval_s: 4}", "renew_interval_s"),
+        ("deploy: {decode: many}", "deploy.decode"),
+    ],
+)
+def test_a_wrong_config_file_is_named_in_one_line(
+    content: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "sluice.yaml"
+    file.write_text(content)
+    assert run(["serve", "--config", str(file)]) == EXIT_USAGE
+    line = one_error_line(capsys)
+    assert named in line
+    assert str(file) in line
+
+
+def test_a_busy_port_is_named_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert run(["serve", "--port", str(port)]) == EXIT_USAGE
+    assert f"127.0.0.1:{port}" in one_error_line(capsys)
+
+
+def test_status_says_in_one_line_that_nothing_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as once:
+        port = once.getsockname()[1]
+    assert run(["status", "--url", f"http://127.0.0.1:{port}"]) == 1
+    assert "nothing answers" in one_error_line(capsys)
+
+
+def test_version_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["version"]) == 0
+    assert capsys.readouterr().out.startswith("sluice ")
