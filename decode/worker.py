@@ -1,0 +1,367 @@
+"""A decode worker: one event loop that owns all state, one engine thread that sees batches only."""
+
+import asyncio
+import logging
+
+from blockmgr.block_manager import BlockManager
+from blockmgr.fences import KVWriters, fences_needed
+from blockmgr.holding import Owner
+from blockmgr.metrics import BlockCollector
+from core.channel import ClientId, ClientLost, ServerChannel
+from core.errors import RequestError
+from core.ids import Incarnation, StepSeq, new_incarnation
+from core.messages import (
+    Abort,
+    AnyMessage,
+    Compatibility,
+    Failed,
+    Generate,
+    Heartbeat,
+    Hello,
+    Refused,
+    Welcome,
+    WorkerLoad,
+)
+from core.metrics import MetricsServer
+from core.router_link import RouterLink
+from core.tasks import run_until
+from core.version import VERSION
+from core.worker_context import WorkerContext
+from core.worker_metrics import WorkerMetrics
+from decode.receiver import Delivery, Loss, Memory, Receiver
+from decode.scheduler import DecodeScheduler
+from decode.sequence import Progress, Sequence
+from decode.serving import Outbox, Served
+from engine.batch import StepBatch, StepOutput
+from engine.startup import Engine, start_engine
+from engine.step_loop import StepLoop
+from transfer.nixl_transport import NixlTransport
+from transfer.reader import Reader
+
+log = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 5.0
+
+
+async def run_decode(context: WorkerContext, stop: asyncio.Event) -> None:
+    """Serve as decode worker until ``stop``.
+
+    Raises:
+        ConfigError: the model, a size or a port cannot be used.
+        InternalError: an invariant broke; the process must end and be started anew.
+    """
+    config = context.config
+    engine = await asyncio.to_thread(
+        start_engine,
+        context.model_path,
+        model=config.model,
+        cache=config.cache,
+        scheduler=config.scheduler,
+        engine=config.engine,
+    )
+    worker = DecodeWorker(context, engine)
+    try:
+        await worker.serve(stop)
+    finally:
+        worker.close()
+
+
+class DecodeWorker:
+    """The only place on decode where tokens, blocks and transfers meet; it decides nothing."""
+
+    def __init__(self, context: WorkerContext, engine: Engine) -> None:
+        config = context.config
+        self._context = context
+        self._engine = engine
+        self._incarnation: Incarnation = new_incarnation()
+        self._clock = asyncio.get_running_loop().time
+        writers = KVWriters.CONSUMER if config.deploy.prefill else KVWriters.NONE
+        self._blocks = BlockManager(
+            engine.layout,
+            engine.pool.num_blocks,
+            fences=fences_needed(config.scheduler.overlap_depth, writers),
+            prefix_caching=config.cache.prefix_caching,
+            zero_on_allocate=config.cache.zero_on_allocate,
+        )
+        self._scheduler = DecodeScheduler(
+            self._blocks, engine.layout, config.scheduler, fingerprint=engine.spec.fingerprint
+        )
+        self._served: dict[Owner, Served] = {}
+        self._num_preemptions_seen = 0
+        self._steps = StepLoop(
+            engine.runner,
+            depth=config.scheduler.overlap_depth,
+            schedule=self._scheduler.schedule,
+            complete=self._complete,
+            fail=self._fail_step,
+        )
+        self._server = ServerChannel(
+            host=context.host,
+            keys=context.keys,
+            incarnation=self._incarnation,
+            welcome=self._welcome,
+        )
+        self._metrics = self._make_metrics()
+        self._receiver = self._make_receiver() if config.deploy.prefill else None
+        self._metrics_server = MetricsServer(self._metrics.registry, host=context.host)
+        self._router = RouterLink(
+            context.router_address,
+            keys=context.keys,
+            worker_id=context.worker_id,
+            incarnation=self._incarnation,
+            heartbeat=self._heartbeat,
+        )
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Serve until ``stop`` or until a part of the worker fails."""
+        log.info("event=ready address=%s incarnation=%s", self._server.address, self._incarnation)
+        parts = [self._receive(), self._steps.run(), self._router.run()]
+        if self._receiver is not None:
+            parts.append(self._receiver.run())
+        await run_until(stop, *parts)
+
+    def close(self) -> None:
+        """Stop everything that this worker has started."""
+        self._steps.close(timeout_s=CLOSE_TIMEOUT_S)
+        if self._receiver is not None:
+            self._receiver.close()
+        self._server.close()
+        self._metrics_server.close()
+
+    # Messages
+
+    def _welcome(self, client: ClientId, hello: Hello) -> Welcome | Refused:
+        log.info("event=client_connected client=%s", hello.name)
+        del client
+        return Welcome(worker_id=self._context.worker_id, incarnation=self._incarnation)
+
+    async def _receive(self) -> None:
+        while True:
+            client, message = await self._server.receive()
+            self._take(client, message)
+
+    def _take(self, client: ClientId, message: AnyMessage | ClientLost) -> None:
+        match message:
+            case Generate():
+                self._generate(client, message)
+            case Abort():
+                self._abort((message.request_id, message.attempt))
+            case ClientLost():
+                owners = [owner for owner, s in self._served.items() if s.client == client]
+                log.warning("event=client_lost aborted=%d", len(owners))
+                for owner in owners:
+                    self._abort(owner)
+            case _:
+                log.warning("dropped=%s reason=not for decode", type(message).__name__)
+
+    def _generate(self, client: ClientId, request: Generate) -> None:
+        owner = (request.request_id, request.attempt)
+        older = [o for o in self._served if o[0] == request.request_id]
+        if any(attempt >= request.attempt for _, attempt in older):
+            log.warning("dropped=Generate request=%s reason=stale attempt", request.request_id)
+            return
+        for stale in older:
+            self._abort(stale)
+        sequence = Sequence(
+            owner=owner,
+            prompt_token_ids=request.prompt_token_ids,
+            sampling=request.sampling,
+            cache_salt=request.cache_salt,
+            output_token_ids=list(request.output_token_ids),
+        )
+        served = Served(client=client, sequence=sequence, arrived_at=self._clock())
+        prefill = request.prefill if self._is_worth_a_transfer(sequence) else None
+        try:
+            self._scheduler.add(sequence, remote=prefill is not None)
+        except RequestError as error:
+            self._fail(served, Loss(owner, str(error), "request"))
+            return
+        self._served[owner] = served
+        if prefill is not None and self._receiver is not None:
+            served.path = "disaggregated"
+            self._receiver.request(sequence, prefill)
+        self._steps.wake()
+
+    def _is_worth_a_transfer(self, sequence: Sequence) -> bool:
+        if self._receiver is None:
+            return False
+        num_uncached = self._scheduler.num_uncached_tokens(sequence)
+        return num_uncached > self._context.config.router.local_prefill_max_tokens
+
+    def _abort(self, owner: Owner) -> None:
+        """Nobody wants the rest of ``owner``. Unknown owners have ended already."""
+        if self._served.pop(owner, None) is not None:
+            if self._scheduler.abort(owner) and self._receiver is not None:
+                self._receiver.cancel(owner)
+            self.memory_changed()
+
+    # What reads bring
+
+    def memory_changed(self) -> None:
+        """See ``ReceiverOwner``: whoever waits for blocks looks again."""
+        self._steps.wake()
+        if self._receiver is not None:
+            self._receiver.retry_allocations()
+
+    def delivered(self, delivery: Delivery) -> None:
+        """See ``ReceiverOwner``."""
+        served = self._served[delivery.owner]
+        sequence = served.sequence
+        served.kv_nbytes = delivery.stats.kv_nbytes
+        served.num_tickets = delivery.stats.num_tickets
+        served.num_remote_cached_tokens = delivery.stats.num_cached_tokens
+        served.prefill_s = delivery.stats.prefill_s
+        served.transfer_s = delivery.stats.transfer_s
+        served.transport = delivery.transport
+        self._metrics.observe_stage("transfer", delivery.stats.transfer_s)
+        self._metrics.count_prompt(
+            remote=sequence.num_tokens - sequence.num_cached_tokens,
+            cached=sequence.num_cached_tokens,
+        )
+        token = delivery.first_token
+        self._scheduler.deliver(delivery.owner, token.token_id)
+        reason = self._scheduler.finish_delivered(delivery.owner)
+        outbox = Outbox()
+        self._tell(outbox, Progress(sequence, token.token_id, token.logprobs, reason))
+        self._send(outbox)
+        self._steps.wake()
+
+    def lost(self, loss: Loss) -> None:
+        """See ``ReceiverOwner``."""
+        served = self._served.pop(loss.owner, None)
+        if served is not None:
+            self._scheduler.lose_prefill(loss.owner)
+            self._fail(served, loss)
+            self.memory_changed()
+
+    # What steps bring
+
+    def _complete(self, batch: StepBatch, output: StepOutput) -> None:
+        self._metrics.observe_step(
+            duration_s=output.duration_s,
+            num_tokens=batch.num_tokens,
+            num_sequences=len(batch.sequences),
+        )
+        outbox = Outbox()
+        progress = self._scheduler.complete(output)
+        for step_progress in progress:
+            self._tell(outbox, step_progress)
+        self._metrics.count_generated(len(progress))
+        self._count_preemptions()
+        self._send(outbox)
+        if self._receiver is not None:
+            self._receiver.retry_allocations()
+
+    def _fail_step(self, step: StepSeq) -> None:
+        self._scheduler.fail_step(step)
+
+    def _tell(self, outbox: Outbox, progress: Progress) -> None:
+        served = self._served[progress.sequence.owner]
+        now = self._clock()
+        outbox.put(served.client, served.output(progress))
+        if served.first_token_at is None:
+            served.first_token_at = now
+            if served.path == "local":
+                served.prefill_s = now - served.arrived_at
+                self._metrics.observe_stage("prefill", served.prefill_s)
+                cached = progress.sequence.num_cached_tokens
+                num_prompt = len(progress.sequence.prompt_token_ids)
+                self._metrics.count_prompt(computed=num_prompt - cached, cached=cached)
+        if progress.finish_reason is not None:
+            self._metrics.observe_stage("decode", now - served.first_token_at)
+            del self._served[progress.sequence.owner]
+
+    def _send(self, outbox: Outbox) -> None:
+        for client, message in outbox.messages():
+            self._server.send(client, message)
+
+    def _fail(self, served: Served, loss: Loss) -> None:
+        log.warning(
+            "event=failed request=%s attempt=%d kind=%s reason=%s",
+            served.request_id,
+            served.attempt,
+            loss.kind,
+            loss.reason,
+        )
+        self._server.send(
+            served.client,
+            Failed(
+                request_id=served.request_id,
+                attempt=served.attempt,
+                reason=loss.reason,
+                kind=loss.kind,
+                peer=loss.peer,
+            ),
+        )
+
+    # Reports
+
+    def _load(self) -> WorkerLoad:
+        return WorkerLoad(
+            running=self._scheduler.num_running,
+            waiting=self._scheduler.num_waiting,
+            queued_tokens=self._scheduler.num_queued_tokens,
+            free_blocks=self._blocks.num_allocatable,
+            total_blocks=self._engine.pool.num_blocks,
+        )
+
+    def _heartbeat(self) -> Heartbeat:
+        return Heartbeat(
+            worker_id=self._context.worker_id,
+            role="decode",
+            incarnation=self._incarnation,
+            address=self._server.address,
+            model=self._context.served_name,
+            max_model_len=self._engine.max_model_len,
+            load=self._load(),
+            metrics_address=self._metrics_server.address,
+        )
+
+    def _count_preemptions(self) -> None:
+        new = self._scheduler.num_preemptions - self._num_preemptions_seen
+        if new:
+            self._metrics.count_preemptions(new)
+            self._num_preemptions_seen += new
+
+    def _make_metrics(self) -> WorkerMetrics:
+        metrics = WorkerMetrics("decode")
+        metrics.export_load(self._load)
+        metrics.registry.register(BlockCollector(self._blocks, role="decode"))
+        metrics.describe(
+            version=VERSION,
+            config={
+                "model": self._context.served_name,
+                "kv_dtype": self._engine.layout.dtype,
+                "block_size": str(self._engine.layout.block_size),
+                "compatibility": self._engine.spec.fingerprint[:16],
+                "transport": self._context.config.transfer.transport,
+            },
+        )
+        return metrics
+
+    def _make_receiver(self) -> Receiver:
+        context, engine = self._context, self._engine
+        config = context.config
+        transport = NixlTransport(self._incarnation)
+        transport.register(engine.pool.address, engine.pool.nbytes)
+        limit = int(config.cache.quarantine_fraction * engine.pool.num_blocks)
+        return Receiver(
+            reader=Reader(
+                layout=engine.layout, config=config.transfer, max_quarantined_blocks=limit
+            ),
+            transport=transport,
+            pump_interval_s=config.transfer.pump_interval_s,
+            keys=context.keys,
+            hello=Hello(
+                name=context.worker_id,
+                incarnation=self._incarnation,
+                compatibility=Compatibility(
+                    model_fingerprint=engine.spec.fingerprint,
+                    tokenizer_fingerprint=engine.spec.tokenizer_fingerprint,
+                    kv_layout=engine.layout,
+                ),
+            ),
+            memory=Memory(self._blocks, self._scheduler),
+            owner=self,
+            registry=self._metrics.registry,
+        )

@@ -1,0 +1,208 @@
+"""A whole deployment in processes of its own, without Ray: real sockets, real UCX, a real model.
+
+Ray's part (placement, restart) has its own tests; here a test can kill, freeze and replace any
+process at the moment it chooses.
+"""
+
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import re
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from core.channel import ChannelKeys
+from core.config import SluiceConfig
+from core.ids import WorkerId
+from core.logs import set_up_logging
+from core.worker_context import WorkerContext
+from deploy.ports import claim_port
+
+HOST = "127.0.0.1"
+START_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Member:
+    """One process of a stack: pickled into it, so that it can be started again as it was."""
+
+    role: str
+    name: str
+    model_path: Path
+    config: SluiceConfig
+    keys: ChannelKeys
+    control_port: int
+
+
+def run_member(member: Member) -> None:
+    """Run in the member's own process."""
+    with contextlib.suppress(ImportError):
+        from engine.threads import thread_environment
+
+        os.environ.update(thread_environment(member.config.engine.num_threads or 1))
+    set_up_logging(member.config.log_level, worker=member.name)
+    asyncio.run(serve(member))
+
+
+async def serve(member: Member) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    if member.role == "router":
+        from router.server import RouterContext, run_router
+
+        await run_router(
+            RouterContext(
+                config=member.config,
+                model_path=member.model_path,
+                served_name="model",
+                keys=member.keys,
+                host=HOST,
+                control_port=member.control_port,
+            ),
+            stop,
+        )
+        return
+    context = WorkerContext(
+        worker_id=WorkerId(member.name),
+        config=member.config,
+        model_path=member.model_path,
+        served_name="model",
+        router_address=f"tcp://{HOST}:{member.control_port}",
+        keys=member.keys,
+        host=HOST,
+    )
+    if member.role == "prefill":
+        from prefill.worker import run_prefill
+
+        await run_prefill(context, stop)
+    else:
+        from decode.worker import run_decode
+
+        await run_decode(context, stop)
+
+
+class Stack:
+    """Use as ``with Stack.open(...)``: nothing survives the block."""
+
+    def __init__(self, model_path: Path, config: SluiceConfig) -> None:
+        self.config = config.model_copy(
+            update={"router": config.router.model_copy(update={"port": claim_port(HOST, 0, field="test")})}
+        )
+        self.url = f"http://{HOST}:{self.config.router.port}"
+        self.processes: dict[str, BaseProcess] = {}
+        keys, control_port = ChannelKeys.generate(), claim_port(HOST, 0, field="test")
+        names = [
+            ("router", "router"),
+            *(("prefill", f"prefill-{index}") for index in range(config.deploy.prefill)),
+            *(("decode", f"decode-{index}") for index in range(config.deploy.decode)),
+        ]
+        self._members = {
+            name: Member(role, name, model_path, self.config, keys, control_port)
+            for role, name in names
+        }
+
+    @classmethod
+    @contextmanager
+    def open(cls, model_path: Path, **sections: Any) -> Iterator["Stack"]:
+        """Start a stack with config ``sections`` and stop it completely at the end."""
+        stack = cls(model_path, SluiceConfig.parse(sections, source="test"))
+        try:
+            for name in stack._members:
+                stack.start(name)
+            stack.wait_ready()
+            yield stack
+        finally:
+            stack.stop()
+
+    def start(self, name: str) -> None:
+        """Start (again) the process ``name``."""
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(target=run_member, args=(self._members[name],), name=name)
+        process.start()
+        self.processes[name] = process
+
+    def kill(self, name: str, *, signal_number: int = signal.SIGKILL) -> None:
+        """Send a signal to ``name``; after SIGKILL it is gone on return."""
+        process = self.processes[name]
+        assert process.pid is not None
+        os.kill(process.pid, signal_number)
+        if signal_number == signal.SIGKILL:
+            process.join(10)
+
+    def stop(self) -> None:
+        """End every process, by force after some seconds."""
+        for process in self.processes.values():
+            if process.is_alive() and process.pid is not None:
+                os.kill(process.pid, signal.SIGCONT)
+                process.terminate()
+        deadline = time.monotonic() + 10
+        for process in self.processes.values():
+            process.join(max(0.1, deadline - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def wait_ready(self, *, num_workers: int | None = None) -> None:
+        """Return when the router is ready and knows all workers."""
+        wanted = len(self._members) - 1 if num_workers is None else num_workers
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            dead = [n for n, p in self.processes.items() if p.exitcode not in (None, 0, -9)]
+            assert not dead, f"{dead} ended while starting"
+            if self.get("/ready")[0] == 200 and len(self.workers()) >= wanted:
+                return
+            assert time.monotonic() < deadline, f"not ready: {self.get('/ready')}"
+            time.sleep(0.1)
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Return the workers that the router would use now."""
+        status, body = self.get("/status")
+        return [w for w in json.loads(body)["workers"] if w["state"] == "ready"] if status else []
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Return status and body; 0 where nothing answers."""
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=5) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """Return the samples of one worker by name with labels, as in the exposition."""
+        (worker,) = [w for w in self.workers() if w["worker_id"] == name]
+        with urllib.request.urlopen(worker["metrics_address"], timeout=5) as response:
+            text = response.read().decode()
+        samples = re.findall(r"^(sluice_\S+(?:\{.*\})?) (\S+)$", text, re.MULTILINE)
+        return {sample: float(value) for sample, value in samples}
+
+    def blocks(self, name: str) -> dict[str, int]:
+        """Return one worker's blocks by state."""
+        pattern = re.compile(r"sluice_kv_blocks\{.*state=\"(\w+)\".*\}")
+        found = {}
+        for sample, value in self.metrics(name).items():
+            if (match := pattern.fullmatch(sample)) is not None:
+                found[match[1]] = int(value)
+        return found
+
+    def wait_idle(self, name: str, *, timeout_s: float = 15.0) -> dict[str, int]:
+        """Return the blocks once all are FREE or CACHED; fail with the states otherwise."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            blocks = self.blocks(name)
+            if sum(blocks.values()) == blocks["free"] + blocks["cached"]:
+                return blocks
+            assert time.monotonic() < deadline, f"{name} still holds blocks: {blocks}"
+            with contextlib.suppress(InterruptedError):
+                time.sleep(0.1)
