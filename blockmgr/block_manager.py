@@ -124,7 +124,9 @@ class BlockManager(BlockReadings):
             InvalidTransitionError: not held, or leased already.
         """
         holding = self._active(owner)
-        self._pool.change(holding.release_order, add=(Hold.LEASE,), drop=(Hold.OWNER,))
+        block_ids = holding.release_order
+        self._pool.change(block_ids, add=(Hold.LEASE,), drop=(Hold.OWNER,))
+        self._zero_list.remove(block_ids)  # a reader must not see a block cleared under it
         holding.is_lease = True
 
     # Steps
