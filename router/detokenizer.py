@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from router.tokenizer import Tokenizer
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_MAX_UNFINISHED = 3
-"""A UTF-8 character has at most 4 bytes, so at most 3 bytes of one can wait for the next."""
 _WINDOW_TOKENS = 12
 _MAX_WINDOW_TOKENS = 64
 _CONTEXT_TOKENS = 5
@@ -41,7 +39,9 @@ class IncrementalDetokenizer:
         held = len(text) - len(text.rstrip(_REPLACEMENT))
         if len(self._window) > _MAX_WINDOW_TOKENS:
             held = 0  # a long run of invalid bytes: no character is under way in it
-        piece = self._emit(text, len(text) - min(held, _MAX_UNFINISHED))
+        if self._tokenizer.is_byte_level:
+            held = min(held, 1)  # of invalid bytes only the last can be a character under way
+        piece = self._emit(text, len(text) - held)
         if not held:
             self._close_piece()
         return piece

@@ -114,20 +114,10 @@ class Sequence:
         return text
 
     def _shown_entries(self) -> tuple[TokenEntry, ...]:
-        """Take the entries of tokens whose text has begun to show."""
+        """Take the entries of tokens whose text has begun to show; at the end, of all not cut."""
+        is_whole = self._num_shown_chars == self._num_decoded_chars
+        takes_all = self.finish_reason is not None and is_whole
         entries: list[TokenEntry] = []
-        while self._unshown and (
-            self._unshown[0].text_offset < self._num_shown_chars or not self._matcher.held
-        ):
-            if self._is_cut(self._unshown[0]):
-                break
+        while self._unshown and (takes_all or self._unshown[0].text_offset < self._num_shown_chars):
             entries.append(self._unshown.popleft())
         return tuple(entries)
-
-    def _is_cut(self, entry: TokenEntry) -> bool:
-        """Whether the token is part of the stop string that ended the text."""
-        return (
-            self.finish_reason is not None
-            and self._num_shown_chars < self._num_decoded_chars
-            and entry.text_offset >= self._num_shown_chars
-        )

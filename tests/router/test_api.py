@@ -96,8 +96,7 @@ async def test_stop_string_is_hidden_and_aborts_the_worker(router: RunningRouter
 
 
 @pytest.mark.usefixtures("worker")
-async def test_chat_logprobs_name_every_token(
-    router: RunningRouter) -> None:
+async def test_chat_logprobs_name_every_token(router: RunningRouter) -> None:
     response = await router.openai.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": "hi"}], logprobs=True, top_logprobs=2
     )
@@ -111,8 +110,7 @@ async def test_chat_logprobs_name_every_token(
 
 
 @pytest.mark.usefixtures("worker")
-async def test_completion_logprobs_offsets_point_into_the_text(
-    router: RunningRouter) -> None:
+async def test_completion_logprobs_offsets_point_into_the_text(router: RunningRouter) -> None:
     response = await router.openai.completions.create(
         model=MODEL, prompt="a", logprobs=1, max_tokens=5
     )

@@ -1,4 +1,4 @@
-"""Every wrong request gets a 4xx in OpenAI's form that names field and fix, and no worker sees it."""
+"""A wrong request gets a 4xx in OpenAI's form that names field and fix; no worker sees it."""
 
 import json
 from typing import Any
@@ -15,7 +15,7 @@ COMPLETION: dict[str, Any] = {"model": MODEL, "prompt": "a", "max_tokens": 2}
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 HUGE = 10**30
 
-BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
+BAD_COMPLETIONS: list[tuple[dict[str, Any], str | None]] = [
     ({"prompt": ""}, "prompt"),
     ({"prompt": []}, "prompt"),
     ({"prompt": None}, "prompt"),
@@ -80,7 +80,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"model": ""}, "model"),
     ({"model": 5}, "model"),
     ({"model": None}, "model"),
-]  # type: ignore[list-item]
+]
 
 BAD_CHATS: list[tuple[dict[str, Any], str | None]] = [
     ({"messages": []}, "messages"),

@@ -27,7 +27,9 @@ async def test_disconnect_aborts_a_stream_and_a_whole_answer(router: RunningRout
     worker = await router.start_worker(one_token)
 
     # A client that leaves after the first event
-    async with router.http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
+    async with router.http.stream(
+        "POST", "/v1/completions", json=BODY | {"stream": True}
+    ) as answer:
         await anext(answer.aiter_bytes())
     await worker.wait_for(lambda: len(worker.aborts) == 1)
 
@@ -232,7 +234,9 @@ async def test_stop_ends_open_streams_with_an_error(router: RunningRouter) -> No
         worker.output(generate, (20,))
 
     await router.start_worker(one_token)
-    async with router.http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
+    async with router.http.stream(
+        "POST", "/v1/completions", json=BODY | {"stream": True}
+    ) as answer:
         chunks = answer.aiter_text()
         await anext(chunks)
         router.stop.set()

@@ -1,0 +1,90 @@
+"""A dead or replaced worker must get no request, and a late heartbeat must not revive one."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from core.ids import Incarnation, WorkerId
+from core.messages import Heartbeat, Role, WorkerLoad
+from router.registry import Change, WorkerRegistry
+
+D0 = WorkerId("decode-0")
+
+
+@pytest.fixture
+def registry() -> Iterator[WorkerRegistry]:
+    """Workers are gone after 4 s of silence."""
+    registry = WorkerRegistry(silence_s=4.0)
+    yield registry
+    registry.check_invariants()
+
+
+def _beat(
+    life: str = "a", *, worker: WorkerId = D0, role: Role = "decode", state: str = "ready"
+) -> Heartbeat:
+    return Heartbeat(
+        worker,
+        role,
+        Incarnation(life),
+        "tcp://x",
+        "m",
+        100,
+        WorkerLoad(),
+        state=state,  # type: ignore[arg-type]
+    )
+
+
+def test_decode_worker_is_usable_once_proven_and_prefill_worker_at_once(
+    registry: WorkerRegistry,
+) -> None:
+    assert registry.observe(_beat(), now_s=0.0) is Change.APPEARED
+    registry.observe(_beat(worker=WorkerId("p"), role="prefill"), now_s=0.0)
+    assert registry.usable("decode") == []
+    assert len(registry.usable("prefill")) == 1
+    registry.prove(D0, Incarnation("another"))
+    assert registry.usable("decode") == []
+    registry.prove(D0, Incarnation("a"))
+    assert [worker.worker_id for worker in registry.usable("decode")] == [D0]
+
+
+def test_draining_worker_gets_nothing_new(registry: WorkerRegistry) -> None:
+    registry.observe(_beat(), now_s=0.0)
+    registry.prove(D0, Incarnation("a"))
+    registry.observe(_beat(state="draining"), now_s=1.0)
+    assert registry.usable("decode") == []
+    registry.observe(_beat(), now_s=2.0)
+    assert len(registry.usable("decode")) == 1
+
+
+def test_silent_worker_is_gone_at_its_bound_and_not_before(registry: WorkerRegistry) -> None:
+    registry.observe(_beat(), now_s=10.0)
+    assert registry.next_expiry_s() == 14.0
+    assert registry.expire(now_s=13.9) == []
+    assert [worker.worker_id for worker in registry.expire(now_s=14.0)] == [D0]
+    assert registry.get(D0) is None
+    assert registry.next_expiry_s() is None
+    assert registry.observe(_beat(), now_s=15.0) is Change.APPEARED
+
+
+def test_d15_restarted_worker_replaces_its_old_life_for_good(registry: WorkerRegistry) -> None:
+    registry.observe(_beat("a"), now_s=0.0)
+    registry.prove(D0, Incarnation("a"))
+    assert registry.observe(_beat("b"), now_s=1.0) is Change.RESTARTED
+    assert registry.usable("decode") == []
+    assert registry.observe(_beat("a"), now_s=2.0) is Change.NONE
+    worker = registry.get(D0)
+    assert worker is not None
+    assert worker.incarnation == "b"
+    assert not registry.lose(D0, Incarnation("a"))
+    assert registry.lose(D0, Incarnation("b"))
+
+
+def test_suspect_worker_is_cleared_by_its_next_heartbeat(registry: WorkerRegistry) -> None:
+    registry.observe(_beat(), now_s=0.0)
+    registry.suspect(D0)
+    registry.suspect(WorkerId("unknown"))
+    worker = registry.get(D0)
+    assert worker is not None
+    assert worker.suspect
+    registry.observe(_beat(), now_s=1.0)
+    assert not worker.suspect
