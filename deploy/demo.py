@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -144,9 +145,11 @@ def _result(
 
 
 def _table(results: Sequence[DemoResult]) -> Table:
-    table = Table(title="How each answer was served")
-    table.add_column("prompt")
-    table.add_column("path")
+    table = Table(
+        title="How each answer was served", box=box.SIMPLE_HEAD, padding=0, pad_edge=False
+    )
+    for name in ("prompt", "path"):
+        table.add_column(name, no_wrap=True)
     for name in ("in", "out", "TTFT ms", "ITL ms", "KV moved", "tickets"):
         table.add_column(name, justify="right")
     table.add_column("transport")

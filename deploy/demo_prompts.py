@@ -58,10 +58,10 @@ class DemoPrompt:
 
 
 DEMO_PROMPTS = (
-    DemoPrompt("a greeting", "Say hello in one sentence.", 24),
-    DemoPrompt("a fact", "What is the capital of France?", 24),
+    DemoPrompt("greeting", "Say hello in one sentence.", 24),
+    DemoPrompt("fact", "What is the capital of France?", 24),
     DemoPrompt(
-        "an explanation",
+        "explanation",
         "Explain to a curious ten-year-old why the sky is blue at noon and red in the evening, "
         "in two or three sentences, with one everyday comparison. Then name one other thing in "
         "nature that gets its colour in the same way, and say in a few words how you know. Avoid "
@@ -74,5 +74,5 @@ DEMO_PROMPTS = (
         f"Continue this story with one sentence.\n\n{STORY[: len(STORY) // 3]}",
         48,
     ),
-    DemoPrompt("a long story", f"{STORY}\n\nWho was Harriet, and what did she do?", 64, long=True),
+    DemoPrompt("long story", f"{STORY}\n\nWho was Harriet, and what did she do?", 64, long=True),
 )

@@ -164,25 +164,32 @@ class Supervisor:
 
     def stop(self) -> None:
         """Stop all services, the unwilling ones by SIGKILL. Never raises for a dead actor."""
-        deadline = time.monotonic() + max(self._config.stop_timeout_s - KILL_RESERVE_S, 0.5)
-        waiting = set(self._running)
-        for name in waiting:
-            self._actors[name].stop.remote()
-        while waiting and (left_s := deadline - time.monotonic()) > 0:
-            try:
-                event = self._events.get(timeout=left_s)
-            except Empty:
-                break
-            if isinstance(event, ServiceEnded | ProcessDied | GaveUp):
-                waiting.discard(event.name)
-        for name in waiting:
-            log.warning("service=%s did not stop in time, killed", name)
+        grace_s = max(self._config.stop_timeout_s - KILL_RESERVE_S, 1.0)
+        deadline = time.monotonic() + grace_s
+        # The router first: it ends what is pending, and does not take the workers' end for a loss.
+        self._stop_some(self._running & {"router"}, deadline - grace_s / 2)
+        self._stop_some(set(self._running), deadline)
         for actor in self._actors.values():
             ray.kill(actor, no_restart=True)
         self._actors.clear()
         if self._group is not None:
             remove_placement_group(self._group)
             self._group = None
+
+    def _stop_some(self, names: set[str], deadline: float) -> None:
+        for name in names:
+            self._actors[name].stop.remote()
+        while names and (left_s := deadline - time.monotonic()) > 0:
+            try:
+                event = self._events.get(timeout=left_s)
+            except Empty:
+                break
+            if isinstance(event, ServiceEnded | ProcessDied | GaveUp):
+                names.discard(event.name)
+                self._running.discard(event.name)
+        for name in names:
+            self._running.discard(name)
+            log.warning("service=%s did not stop in time, it is killed", name)
 
 
 def _first_line(error: RayError) -> str:
