@@ -263,8 +263,10 @@ class PrefillScheduler:
             for group in range(len(self._layout.groups))
             for named in self._name_blocks(prompt, group, end)
         )
-        offer = Offer(prompt, prompt.num_chunks_offered, blocks, end, first_token)
         prompt.num_offered = max(end, prompt.num_offered)
+        if not blocks and not last:
+            return None  # all behind the windows that the whole prompt leaves open
+        offer = Offer(prompt, prompt.num_chunks_offered, blocks, end, first_token)
         prompt.num_chunks_offered += 1
         return offer
 

@@ -1,0 +1,351 @@
+"""A prefill worker: computes prompts chunk by chunk and offers their KV by tickets."""
+
+import asyncio
+import logging
+
+from blockmgr.block_manager import BlockManager
+from blockmgr.fences import KVWriters, fences_needed
+from blockmgr.holding import Owner
+from blockmgr.metrics import BlockCollector
+from core.channel import ClientId, ClientLost, ServerChannel
+from core.errors import HandshakeError, InternalError, RequestError
+from core.ids import Incarnation, new_incarnation
+from core.messages import (
+    AnyMessage,
+    Compatibility,
+    Heartbeat,
+    Hello,
+    PieceId,
+    Prefill,
+    PrefillFailed,
+    Reading,
+    Refused,
+    Released,
+    Renew,
+    Welcome,
+    Withdraw,
+    WorkerLoad,
+)
+from core.metrics import MetricsServer
+from core.router_link import RouterLink
+from core.tasks import run_until
+from core.version import VERSION
+from core.worker_context import WorkerContext
+from core.worker_metrics import WorkerMetrics
+from engine.batch import StepBatch, StepOutput
+from engine.startup import Engine, start_engine
+from engine.step_loop import StepLoop
+from prefill.scheduler import Offer, PrefillScheduler
+from transfer.handshake import check_compatible
+from transfer.metrics import TransferMetrics
+from transfer.nixl_transport import NixlTransport
+from transfer.pump import Pump
+from transfer.tickets import Offer as TicketOffer
+from transfer.tickets import TicketBook
+from transfer.transport import ReadOutcome
+
+log = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 5.0
+
+
+async def run_prefill(context: WorkerContext, stop: asyncio.Event) -> None:
+    """Serve as prefill worker until ``stop``.
+
+    Raises:
+        ConfigError: the model, a size or a port cannot be used.
+        InternalError: an invariant broke; the process must end and be started anew.
+    """
+    config = context.config
+    engine = await asyncio.to_thread(
+        start_engine,
+        context.model_path,
+        model=config.model,
+        cache=config.cache,
+        scheduler=config.scheduler,
+        engine=config.engine,
+    )
+    worker = PrefillWorker(context, engine)
+    try:
+        await worker.serve(stop)
+    finally:
+        worker.close()
+
+
+class PrefillWorker:
+    """The only place on prefill where tokens, blocks and transfers meet; it decides nothing."""
+
+    def __init__(self, context: WorkerContext, engine: Engine) -> None:
+        config = context.config
+        self._context = context
+        self._engine = engine
+        self._incarnation: Incarnation = new_incarnation()
+        self._clock = asyncio.get_running_loop().time
+        self._blocks = BlockManager(
+            engine.layout,
+            engine.pool.num_blocks,
+            fences=fences_needed(config.scheduler.overlap_depth, KVWriters.PRODUCER),
+            prefix_caching=config.cache.prefix_caching,
+            zero_on_allocate=config.cache.zero_on_allocate,
+        )
+        self._scheduler = PrefillScheduler(
+            self._blocks, engine.layout, config.scheduler, fingerprint=engine.spec.fingerprint
+        )
+        self._compatibility = Compatibility(
+            model_fingerprint=engine.spec.fingerprint,
+            tokenizer_fingerprint=engine.spec.tokenizer_fingerprint,
+            kv_layout=engine.layout,
+        )
+        self._book = TicketBook(self._incarnation, lease_s=config.transfer.lease_s)
+        self._readers: dict[Owner, ClientId] = {}
+        self._arrived_at: dict[Owner, float] = {}
+        self._transport = NixlTransport(self._incarnation)
+        self._transport.register(engine.pool.address, engine.pool.nbytes)
+        self._pump = Pump(
+            self._transport,
+            interval_s=config.transfer.pump_interval_s,
+            on_outcome=_refuse_outcome,
+        )
+        self._lease_may_be_new = asyncio.Event()
+        self._steps = StepLoop(
+            engine.runner,
+            depth=config.scheduler.overlap_depth,
+            schedule=self._scheduler.schedule,
+            complete=self._complete,
+            fail=self._scheduler.fail_step,
+        )
+        self._server = ServerChannel(
+            host=context.host,
+            keys=context.keys,
+            incarnation=self._incarnation,
+            welcome=self._welcome,
+        )
+        self._metrics = self._make_metrics()
+        self._metrics_server = MetricsServer(self._metrics.registry, host=context.host)
+        self._router = RouterLink(
+            context.router_address,
+            keys=context.keys,
+            worker_id=context.worker_id,
+            incarnation=self._incarnation,
+            heartbeat=self._heartbeat,
+        )
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Serve until ``stop`` or until a part of the worker fails."""
+        log.info("event=ready address=%s incarnation=%s", self._server.address, self._incarnation)
+        await run_until(
+            stop, self._receive(), self._steps.run(), self._router.run(), self._expire_leases()
+        )
+
+    def close(self) -> None:
+        """Stop everything that this worker has started."""
+        self._steps.close(timeout_s=CLOSE_TIMEOUT_S)
+        self._pump.close()
+        self._transport.close()
+        self._server.close()
+        self._metrics_server.close()
+
+    # Messages
+
+    def _welcome(self, client: ClientId, hello: Hello) -> Welcome | Refused:
+        del client
+        if hello.compatibility is None:
+            return Refused(reason="prefill workers take decode workers only")
+        try:
+            check_compatible(self._compatibility, hello.compatibility)
+        except HandshakeError as error:
+            log.warning("event=refused client=%s reason=%s", hello.name, error)
+            return Refused(reason=str(error))
+        log.info("event=paired reader=%s", hello.name)
+        return Welcome(
+            worker_id=self._context.worker_id,
+            incarnation=self._incarnation,
+            pool=self._transport.endpoint(),
+        )
+
+    async def _receive(self) -> None:
+        while True:
+            client, message = await self._server.receive()
+            self._take(client, message)
+
+    def _take(self, client: ClientId, message: AnyMessage | ClientLost) -> None:
+        match message:
+            case Prefill():
+                self._prefill(client, message)
+            case Renew():
+                self._server.send(client, self._book.renew(message, self._clock()))
+                self._lease_may_be_new.set()
+            case Reading(active):
+                self._pump.serve(client, active=active)
+            case Released() | Withdraw():
+                self._end_by_reader(message)
+            case ClientLost():
+                self._lose_reader(client)
+            case _:
+                log.warning("dropped=%s reason=not for prefill", type(message).__name__)
+
+    def _prefill(self, client: ClientId, request: Prefill) -> None:
+        owner = (request.request_id, request.attempt)
+        if not self._book.open(owner, reader=client.hex()):
+            log.warning("dropped=Prefill request=%s attempt=%d reason=stale", *owner)
+            return
+        try:
+            self._scheduler.add(request)
+        except RequestError as error:
+            self._book.revoke(owner)
+            self._refuse(client, owner, str(error))
+            return
+        self._readers[owner] = client
+        self._arrived_at[owner] = self._clock()
+        self._steps.wake()
+
+    def _refuse(self, client: ClientId, owner: Owner, reason: str) -> None:
+        self._server.send(
+            client,
+            PrefillFailed(
+                request_id=owner[0],
+                attempt=owner[1],
+                incarnation=self._incarnation,
+                reason=reason,
+                retryable=False,
+            ),
+        )
+
+    def _end_by_reader(self, message: Released | Withdraw) -> None:
+        """The reader has all, or wants no more."""
+        if isinstance(message, Withdraw):
+            owner = self._book.withdraw(message)
+        else:
+            owner = self._book.released(message)
+        if owner is not None:
+            self._release(owner)
+
+    def _lose_reader(self, client: ClientId) -> None:
+        """What a lost reader was offered nothing of ends now; its leases run to their end.
+
+        It may be cut off and still reading: the lease, not the silence, decides.
+        """
+        self._pump.serve(client, active=False)
+        for owner in self._book.reader_lost(client.hex()):
+            self._release(owner)
+
+    def _release(self, owner: Owner) -> None:
+        """Give up ``owner``, wherever it is: queued, computing or leased."""
+        if not self._scheduler.cancel(owner):
+            self._blocks.release(owner)
+        del self._readers[owner]
+        self._arrived_at.pop(owner, None)
+        self._steps.wake()
+
+    async def _expire_leases(self) -> None:
+        """Free what nobody renewed, whether or not anything else happens."""
+        while True:
+            self._lease_may_be_new.clear()
+            deadline = self._book.next_deadline()
+            wait_s = None if deadline is None else max(0.0, deadline - self._clock())
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._lease_may_be_new.wait()
+            except TimeoutError:
+                for owner in self._book.expire(self._clock()):
+                    log.warning("event=lease_expired request=%s attempt=%d", *owner)
+                    self._release(owner)
+
+    # Steps
+
+    def _complete(self, batch: StepBatch, output: StepOutput) -> None:
+        self._metrics.observe_step(
+            duration_s=output.duration_s,
+            num_tokens=batch.num_tokens,
+            num_sequences=len(batch.sequences),
+        )
+        for offer in self._scheduler.complete(output):
+            self._issue(offer)
+
+    def _issue(self, offer: Offer) -> None:
+        """Ticket what has settled."""
+        owner, now = offer.prompt.owner, self._clock()
+        is_last = offer.first_token is not None
+        prefill_s = now - self._arrived_at[owner]
+        ticket = self._book.issue(
+            owner,
+            TicketOffer(
+                piece=PieceId(
+                    rank=0,
+                    first_layer=0,
+                    last_layer=self._engine.layout.layers_per_group - 1,
+                    chunk=offer.chunk,
+                ),
+                blocks=offer.blocks,
+                num_tokens=offer.num_tokens,
+                last=is_last,
+                first_token=offer.first_token,
+                num_cached_tokens=offer.prompt.num_cached_tokens,
+                prefill_s=prefill_s,
+            ),
+            now,
+        )
+        if ticket is None:
+            return
+        self._server.send(self._readers[owner], ticket)
+        self._lease_may_be_new.set()
+        if is_last:
+            cached = offer.prompt.num_cached_tokens
+            self._metrics.observe_stage("prefill", prefill_s)
+            self._metrics.count_prompt(computed=offer.prompt.num_tokens - cached, cached=cached)
+            self._metrics.count_generated(1)
+
+    # Reports
+
+    def _load(self) -> WorkerLoad:
+        return WorkerLoad(
+            running=self._scheduler.num_running,
+            waiting=self._scheduler.num_waiting,
+            queued_tokens=self._scheduler.num_queued_tokens,
+            free_blocks=self._blocks.num_allocatable,
+            total_blocks=self._engine.pool.num_blocks,
+        )
+
+    def _heartbeat(self) -> Heartbeat:
+        return Heartbeat(
+            worker_id=self._context.worker_id,
+            role="prefill",
+            incarnation=self._incarnation,
+            address=self._server.address,
+            model=self._context.served_name,
+            max_model_len=self._engine.max_model_len,
+            load=self._load(),
+            metrics_address=self._metrics_server.address,
+        )
+
+    def _make_metrics(self) -> WorkerMetrics:
+        metrics = WorkerMetrics("prefill")
+        metrics.export_load(self._load)
+        metrics.registry.register(BlockCollector(self._blocks, role="prefill"))
+        metrics.describe(
+            version=VERSION,
+            config={
+                "model": self._context.served_name,
+                "kv_dtype": self._engine.layout.dtype,
+                "block_size": str(self._engine.layout.block_size),
+                "compatibility": self._engine.spec.fingerprint[:16],
+                "transport": self._context.config.transfer.transport,
+            },
+        )
+        transfers = TransferMetrics(
+            self._book.stats, metrics.registry, role="prefill", transport=self._transport.name
+        )
+        transfers.gauge(
+            "sluice_kv_leases", "Requests with tickets out", lambda: self._book.num_leased
+        )
+        transfers.gauge(
+            "sluice_kv_registered_bytes",
+            "Bytes of the registered pool",
+            lambda: self._engine.pool.nbytes,
+        )
+        return metrics
+
+
+def _refuse_outcome(outcome: ReadOutcome) -> None:
+    """A prefill worker posts no reads."""
+    raise InternalError(f"prefill got the outcome of read {outcome.read}")
