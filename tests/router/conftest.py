@@ -54,6 +54,15 @@ class RunningRouter:
                     return
                 await asyncio.sleep(0.02)
 
+    async def until_idle(self) -> None:
+        """Wait until the router has no pending request."""
+        async with asyncio.timeout(10):
+            while True:
+                status = (await self.http.get("/status")).json()
+                if not status["pending_requests"]:
+                    return
+                await asyncio.sleep(0.02)
+
     async def metric(self, sample: str) -> float:
         """Return the sum over the samples in ``/metrics`` that begin with ``sample``."""
         lines = (await self.http.get("/metrics")).text.splitlines()
