@@ -105,7 +105,7 @@ def test_j01_random_lives_keep_every_promise() -> None:
 
     # The events must have reached what they are to test
     for name in ("evictions", "hit_tokens", "pruned_blocks", "deferred_releases"):
-        assert sum(getattr(stats, name) for stats in counters) > 100, name
+        assert sum(getattr(stats, name) for stats in counters) > 50, name
 
 
 # The guards switched off: the fuzz must notice each
