@@ -72,6 +72,10 @@ class ServiceActor:
         """Return who runs; answers as soon as the process is up."""
         return ProcessIdentity(pid=os.getpid(), host=socket.gethostname())
 
+    def expect_stop(self) -> None:
+        """Log errors alone from now on: that peers end is no news while all are stopped."""
+        logging.getLogger().setLevel(logging.ERROR)
+
     def stop(self) -> None:
         """Ask the service to end. Returns at once; ``ended`` tells when it has."""
         self._loop.call_soon_threadsafe(self._stop.set)

@@ -164,6 +164,8 @@ class Supervisor:
 
     def stop(self) -> None:
         """Stop all services, the unwilling ones by SIGKILL. Never raises for a dead actor."""
+        for name in self._running:
+            self._actors[name].expect_stop.remote()
         grace_s = max(self._config.stop_timeout_s - KILL_RESERVE_S, 1.0)
         deadline = time.monotonic() + grace_s
         # The router first: it ends what is pending, and does not take the workers' end for a loss.
