@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -116,8 +117,9 @@ class StepExecutor:
         if not self._is_closed:
             self._is_closed = True
             self._batches.put(None)
+        deadline_s = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(timeout_s)
+            thread.join(max(0.0, deadline_s - time.monotonic()))
             if thread.is_alive():
                 raise StepFailedError(f"thread {thread.name} did not end within {timeout_s} s")
 

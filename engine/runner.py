@@ -79,11 +79,11 @@ class PendingStep:
         Raises:
             InternalError: the model gave logits that are not numbers, so it or its KV is damaged.
         """
-        if isinstance(self._completion, float):
-            duration_s = self._completion
-        else:
+        if isinstance(self._completion, _DeviceClock):
             self._completion.ended.synchronize()
             duration_s = self._completion.started.elapsed_time(self._completion.ended) / 1e3
+        else:
+            duration_s = self._completion
         _require_numbers(self._sampled.is_damaged, self._slots)
         logprobs = self._logprobs_by_row()
         tokens = tuple(

@@ -55,10 +55,11 @@ def _draw(logits: torch.Tensor, rows: SamplingRows, at: NDArray[np.intp]) -> tor
     """Return a token for each of ``logits``, which are those of ``rows`` at ``at``."""
     device = logits.device
     logits /= _to(device, rows.temperature[at])[:, None]
-    probs = torch.softmax(logits, dim=-1, out=logits)
+    # In place on a CPU, where fresh pages for [rows, vocab] cost more than the arithmetic.
+    probs = torch.softmax(logits, dim=-1, out=logits if device.type == "cpu" else None)
     apply_filters(probs, rows.top_k[at], rows.top_p[at], rows.min_p[at])
     # A scan on an accelerator adds in another order at each element: only float64 keeps the CDF
-    # sorted there. On a CPU it is sequential, and float32 in place saves most of the time.
+    # sorted there. On a CPU it is sequential.
     cdf = probs.cumsum_(dim=-1) if device.type == "cpu" else probs.cumsum(-1, dtype=torch.float64)
     uniform = _to(device, rows.uniform[at])[:, None]
     total = cdf[:, -1:]
