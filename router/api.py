@@ -177,6 +177,7 @@ def _options(
         logprobs=logprobs,
         echoes=echoes,
         with_stats=request.headers.get(STATS_HEADER) == "1",
+        with_token_ids=parsed.return_token_ids,
     )
 
 

@@ -37,6 +37,12 @@ class ResponseOptions:
     echoes: tuple[str, ...] = ()
     """Of each choice: the prompt's text, shown before the output."""
     with_stats: bool = False
+    with_token_ids: bool = False
+
+    def token_ids(self, delta: Delta) -> tuple[int, ...] | UnsetType:
+        """Return the ids of the delta's tokens where the client asked for them."""
+        return delta.token_ids if self.with_token_ids else UNSET
+
     created: int = field(default_factory=lambda: int(time.time()))
 
 
@@ -87,13 +93,23 @@ class ChatFormat:
         """See ``ResponseFormat``."""
         content = delta.text if delta.text or delta.finish_reason is None else UNSET
         return ChatChunkChoice(
-            index, ChatDelta(content=content), self._logprobs(delta), delta.finish_reason
+            index,
+            ChatDelta(content=content),
+            self._logprobs(delta),
+            delta.finish_reason,
+            self.options.token_ids(delta),
         )
 
     def whole_choice(self, index: int, delta: Delta) -> Choice:
         """See ``ResponseFormat``."""
         message = ChatMessage(content=delta.text)
-        return ChatChoice(index, message, self._logprobs(delta), delta.finish_reason)
+        return ChatChoice(
+            index,
+            message,
+            self._logprobs(delta),
+            delta.finish_reason,
+            self.options.token_ids(delta),
+        )
 
     def body(
         self,
@@ -135,12 +151,21 @@ class CompletionFormat:
 
     def chunk_choice(self, index: int, delta: Delta) -> Choice:
         """See ``ResponseFormat``."""
-        return CompletionChoice(index, delta.text, self._logprobs(delta), delta.finish_reason)
+        return self._choice(index, delta.text, delta)
 
     def whole_choice(self, index: int, delta: Delta) -> Choice:
         """See ``ResponseFormat``."""
         text = self._echo(index) + delta.text
-        return CompletionChoice(index, text, self._logprobs(delta), delta.finish_reason)
+        return self._choice(index, text, delta)
+
+    def _choice(self, index: int, text: str, delta: Delta) -> CompletionChoice:
+        return CompletionChoice(
+            index,
+            text,
+            self._logprobs(delta),
+            delta.finish_reason,
+            self.options.token_ids(delta),
+        )
 
     def body(
         self,
@@ -188,7 +213,7 @@ def joined(deltas: Items[Delta]) -> Delta:
     """Return the deltas of one sequence as one."""
     return Delta(
         text="".join(delta.text for delta in deltas),
-        num_tokens=sum(delta.num_tokens for delta in deltas),
+        token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
         entries=tuple(entry for delta in deltas for entry in delta.entries),
         finish_reason=deltas[-1].finish_reason if deltas else None,
     )

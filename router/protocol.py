@@ -46,6 +46,8 @@ class GenerationRequest(_Part):
     stop: Annotated[tuple[StopString, ...], Field(max_length=MAX_STOPS)] = ()
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] = []
     ignore_eos: bool = False
+    return_token_ids: bool = False
+    """Adds ``token_ids`` to each choice."""
     stream: bool = False
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, Field(max_length=256)] = ""

@@ -72,6 +72,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
@@ -89,6 +90,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
@@ -98,6 +100,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 Choice = ChatChunkChoice | ChatChoice | CompletionChoice

@@ -41,9 +41,15 @@ class Delta:
     """What one output added to the text that may be shown."""
 
     text: str
-    num_tokens: int
+    token_ids: tuple[int, ...] = ()
+    """Every token fed, those without shown text included."""
     entries: tuple[TokenEntry, ...] = ()
     finish_reason: FinishReason | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens fed."""
+        return len(self.token_ids)
 
 
 class Sequence:
@@ -69,12 +75,11 @@ class Sequence:
     def feed(self, output: Output) -> Delta:
         """Return what ``output`` adds. ``finish_reason`` may come from a stop string."""
         shown: list[str] = []
-        num_tokens = 0
+        num_before = len(self.token_ids)
         self.stats = output.stats or self.stats
         for index, token_id in enumerate(output.token_ids):
             if self.finish_reason is not None:
                 break
-            num_tokens += 1
             logprobs = output.logprobs[index] if index < len(output.logprobs) else None
             last = output.finish_reason is not None and index == len(output.token_ids) - 1
             hidden = last and self._ends_by(token_id, output.finish_reason)
@@ -83,7 +88,8 @@ class Sequence:
             shown.append(self._finish(output.finish_reason))
         text = "".join(shown)
         self._num_shown_chars += len(text)
-        return Delta(text, num_tokens, self._shown_entries(), self.finish_reason)
+        token_ids = tuple(self.token_ids[num_before:])
+        return Delta(text, token_ids, self._shown_entries(), self.finish_reason)
 
     def _ends_by(self, token_id: int, reason: FinishReason | None) -> bool:
         """Whether this token ends the sequence and so is no part of its text."""

@@ -36,6 +36,10 @@ class RouterAddress:
     """``tcp://host:port``, for workers."""
 
 
+def _ignore(_address: RouterAddress) -> None:
+    """Nobody waits for the address."""
+
+
 @dataclass(frozen=True, slots=True)
 class RouterContext:
     """What a router process is told at its start."""
@@ -48,7 +52,7 @@ class RouterContext:
     host: str
     """Address of this machine that workers reach."""
     control_port: int = 0
-    on_ready: Callable[[RouterAddress], None] = lambda _address: None
+    on_ready: Callable[[RouterAddress], None] = _ignore
     """Called once, when both ports answer; workers may not have reported yet."""
 
 

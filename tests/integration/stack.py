@@ -1,3 +1,4 @@
+# ruff: noqa: PLC0415, S310 - each role loads its own packages only; all URLs are ours
 """A whole deployment in processes of its own, without Ray: real sockets, real UCX, a real model.
 
 Ray's part (placement, restart) has its own tests; here a test can kill, freeze and replace any
@@ -96,7 +97,11 @@ class Stack:
 
     def __init__(self, model_path: Path, config: SluiceConfig) -> None:
         self.config = config.model_copy(
-            update={"router": config.router.model_copy(update={"port": claim_port(HOST, 0, field="test")})}
+            update={
+                "router": config.router.model_copy(
+                    update={"port": claim_port(HOST, 0, field="test")}
+                )
+            }
         )
         self.url = f"http://{HOST}:{self.config.router.port}"
         self.processes: dict[str, BaseProcess] = {}
