@@ -90,19 +90,25 @@ def _attend(
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     num_rows, num_heads, head_dim = query.shape
-    num_kv_heads = key.shape[2]
-    grouped = query.float().view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    # [1 or N, kv_heads, L, head_dim]: one sequence's keys serve all of its rows.
+    num_tables, length, num_kv_heads, _ = key.shape
+    rows_per_table, heads_per_kv = num_rows // num_tables, num_heads // num_kv_heads
+    # [tables, kv_heads, rows * heads_per_kv, ...]: one product per table and KV head.
+    grouped = query.float().view(num_tables, rows_per_table, num_kv_heads, heads_per_kv, head_dim)
+    grouped = grouped.transpose(1, 2).reshape(num_tables, num_kv_heads, -1, head_dim)
     key, value = key.float().transpose(1, 2), value.float().transpose(1, 2)
     scores = torch.matmul(grouped, key.transpose(2, 3)) * scaling
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.masked_fill(~visible[:, None, None, :], float("-inf"))
+    scores = scores.view(num_tables, num_kv_heads, rows_per_table, heads_per_kv, length)
+    hidden = ~visible.view(num_tables, 1, rows_per_table, 1, length)
+    scores = scores.masked_fill_(hidden, float("-inf"))
     if sinks is not None:
-        column = sinks.float().view(1, num_kv_heads, -1, 1).expand(num_rows, -1, -1, 1)
-        scores = torch.cat((scores, column), dim=-1)
-    weights = torch.softmax(scores, dim=-1)[..., : value.shape[2]]
-    return torch.matmul(weights, value).view(num_rows, num_heads, head_dim)
+        column = sinks.float().view(1, num_kv_heads, 1, heads_per_kv, 1)
+        scores = torch.cat((scores, column.expand(*scores.shape[:-1], 1)), dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., :length]
+    output = torch.matmul(weights.reshape(num_tables, num_kv_heads, -1, length), value)
+    output = output.view(num_tables, num_kv_heads, rows_per_table, heads_per_kv, head_dim)
+    return output.transpose(1, 2).reshape(num_rows, num_heads, head_dim)
 
 
 def _gathers(
