@@ -10,12 +10,9 @@ from blockmgr.fences import PendingOperation
 from blockmgr.holding import Holding, Owner
 from blockmgr.readings import BlockReadings
 from blockmgr.receive_target import ReceiveTarget, require_vacant
-from blockmgr.states import BlockState, Hold
-from blockmgr.stats import BlockStats
+from blockmgr.states import Hold
 from core.errors import DoubleReleaseError, InvalidTransitionError
 from core.ids import BlockId, Generation, OperationId, StepSeq
-
-__all__ = ["BlockManager", "BlockState", "BlockStats", "Owner", "ReceiveTarget"]
 
 
 class BlockManager(BlockReadings):

@@ -4,12 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from blockmgr.block_hash import hash_blocks
 from blockmgr.block_queue import BlockIds
 from blockmgr.window import first_live_block, needed_blocks, num_sink_blocks
 from core.kv_layout import KVGroup
-
-__all__ = ["PrefixCache", "hash_blocks"]
 
 
 class PrefixCache:

@@ -15,9 +15,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from blockmgr.block_manager import BlockManager, Owner, ReceiveTarget
+from blockmgr.block_manager import BlockManager, ReceiveTarget
 from blockmgr.block_queue import BlockIds
-from blockmgr.holding import Holding
+from blockmgr.holding import Holding, Owner
 from core.errors import InternalError
 from core.ids import BlockId, Generation, OperationId, StepSeq
 from tests.blockmgr.words import hashes_of

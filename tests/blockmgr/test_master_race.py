@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from blockmgr.block_manager import BlockManager, Owner, ReceiveTarget
+from blockmgr.block_manager import BlockManager, ReceiveTarget
+from blockmgr.holding import Owner
 from core.ids import OperationId
 from tests.blockmgr.words import admit_new, ids_of, layout_of, owner_of
 

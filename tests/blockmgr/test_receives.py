@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from blockmgr.block_manager import BlockManager, Owner, ReceiveTarget
+from blockmgr.block_manager import BlockManager, ReceiveTarget
+from blockmgr.holding import Owner
 from blockmgr.states import BlockState
 from core.errors import DoubleReleaseError, InvalidTransitionError, OutOfBlocksError
 from core.ids import BlockId, Generation, OperationId

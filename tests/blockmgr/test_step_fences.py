@@ -7,22 +7,18 @@ has put there since: wrong tokens, and no error. Each test below is one way into
 
 import pytest
 
-from blockmgr.block_manager import BlockManager, ReceiveTarget
-from blockmgr.fences import KVWriters, fences_needed
+from blockmgr.block_manager import BlockManager
 from blockmgr.readings import BlockWaits
 from blockmgr.states import BlockState
 from core.errors import DoubleReleaseError, InvalidTransitionError, OutOfBlocksError
 from core.ids import OperationId, StepSeq
-from core.kv_layout import KVGroup
 from tests.blockmgr.conftest import MakeManager
 from tests.blockmgr.words import (
     admit_new,
-    admit_with_hit,
     hashes_of,
     ids_of,
     num_free,
     owner_of,
-    take_one,
 )
 
 PROMPT = range(33)
@@ -239,192 +235,8 @@ def test_a16_an_idle_pool_drains_by_completions_alone(make_manager: MakeManager)
     admit_new(blocks, "X", 96)
 
 
-@pytest.mark.parametrize(
-    ("depth", "writers", "has_loading_tier", "needed"),
-    [
-        (1, KVWriters.NONE, False, False),
-        (1, KVWriters.CONSUMER, False, False),
-        (1, KVWriters.BOTH, True, False),
-        (2, KVWriters.NONE, False, False),
-        (2, KVWriters.NONE, True, True),
-        (2, KVWriters.PRODUCER, False, False),
-        (2, KVWriters.PRODUCER, True, True),
-        (2, KVWriters.CONSUMER, False, True),
-        (2, KVWriters.BOTH, False, True),
-        (4, KVWriters.CONSUMER, True, True),
-    ],
-)
-def test_a17_truth_table(
-    depth: int, writers: KVWriters, *, has_loading_tier: bool, needed: bool
-) -> None:
-    assert fences_needed(depth, writers, has_loading_tier=has_loading_tier) is needed
-
-
-def test_a17_without_fences_blocks_move_as_if_nothing_were_in_flight(
-    make_manager: MakeManager,
-) -> None:
-    def allocated(*, fences: bool, overlap: bool) -> list[list[int]]:
-        blocks = make_manager(6, fences=fences)
-        tables: list[list[int]] = []
-        for index in range(5):
-            owner = admit_new(blocks, f"R{index}", 40)
-            tables.append(ids_of(blocks, owner))
-            step = blocks.dispatch_step([owner])
-            if not overlap:
-                blocks.complete_step(step)
-            blocks.release(owner)
-            assert blocks.num_withheld == 0
-        return tables
-
-    immediate = allocated(fences=True, overlap=False)
-    assert allocated(fences=False, overlap=True) == immediate
-    assert allocated(fences=False, overlap=False) == immediate
-
-
-def test_a17_fences_switch_only_while_no_step_is_in_flight(make_manager: MakeManager) -> None:
-    blocks = make_manager(10, fences=False)
-    owner = admit_new(blocks, "R", 33)
-    step = blocks.dispatch_step([owner])
-    with pytest.raises(InvalidTransitionError):
-        blocks.switch_fences(enabled=True)
-
-    blocks.complete_step(step)
-    blocks.switch_fences(enabled=True)
-    step = blocks.dispatch_step([owner])
-    blocks.release(owner)
-
-    assert num_free(blocks) == 7
-    blocks.complete_step(step)
-
-
-def test_a18_reset_with_fences_pending_reports_pending(make_manager: MakeManager) -> None:
-    # Given a cached prefix, and its owner preempted for the reset with a step in flight
-    blocks = make_manager(10)
-    admit_with_hit(blocks, "R", PROMPT)
-    owner = owner_of("R")
-    blocks.settle(owner, 33, hashes_of(PROMPT))
-    step = blocks.dispatch_step([owner])
-    blocks.release(owner)
-
-    # When the cache is reset
-    assert blocks.reset_cache() is False
-
-    # Then no old hash can hit, and the next try after the drain succeeds
-    assert blocks.count_cached_tokens(hashes_of(PROMPT)) == 0
-    blocks.complete_step(step)
-    assert num_free(blocks) == 10
-    assert blocks.reset_cache() is True
-
-
-def test_a18_what_was_computed_before_a_reset_is_not_shared_after(
-    make_manager: MakeManager,
-) -> None:
-    # Given an owner that was admitted before the reset
-    blocks = make_manager(10)
-    admit_with_hit(blocks, "R", PROMPT)
-    assert blocks.reset_cache() is False
-
-    # When its tokens settle after it
-    blocks.settle(owner_of("R"), 33, hashes_of(PROMPT))
-
-    # Then they cannot be hit; those of a newcomer can
-    assert blocks.count_cached_tokens(hashes_of(PROMPT)) == 0
-    admit_with_hit(blocks, "S", PROMPT)
-    blocks.settle(owner_of("S"), 33, hashes_of(PROMPT))
-    assert blocks.count_cached_tokens(hashes_of(PROMPT)) == 32
-
-
-def test_a19_a_shared_block_loses_one_reference(make_manager: MakeManager) -> None:
-    # Given A and B that share two blocks
-    blocks = make_manager(10)
-    admit_with_hit(blocks, "A", PROMPT)
-    a, b = owner_of("A"), owner_of("B")
-    blocks.settle(a, 33, hashes_of(PROMPT))
-    assert admit_with_hit(blocks, "B", PROMPT) == 32
-    shared = ids_of(blocks, b)[0]
-    step = blocks.dispatch_step([a])
-
-    # When A ends with a step in flight and the fence passes
-    blocks.release(a)
-    assert blocks.state(shared) is BlockState.ACTIVE
-    blocks.complete_step(step)
-
-    # Then the block stays B's, whose end lets it go once
-    assert blocks.state(shared) is BlockState.ACTIVE
-    blocks.release(b)
-    assert blocks.state(shared) is BlockState.CACHED
-    assert blocks.num_allocatable == 10
-
-
-def test_a19_the_other_owner_waits_for_the_first_ones_step(make_manager: MakeManager) -> None:
-    # Given A gone with a step in flight that reads what it shares with B
-    blocks = make_manager(10)
-    admit_with_hit(blocks, "A", PROMPT)
-    a, b = owner_of("A"), owner_of("B")
-    blocks.settle(a, 33, hashes_of(PROMPT))
-    admit_with_hit(blocks, "B", PROMPT)
-    shared = ids_of(blocks, b)[0]
-    step = blocks.dispatch_step([a])
-    blocks.release(a)
-
-    # When B, which is in no step, ends too
-    blocks.release(b)
-
-    # Then the shared block still waits for A's step
-    assert blocks.state(shared) is BlockState.FENCED
-    blocks.complete_step(step)
-    assert blocks.state(shared) is BlockState.CACHED
-
-
-@pytest.mark.parametrize("is_cached", [False, True])
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a21_reuse_order_is_the_same_through_the_fence(
-    make_manager: MakeManager, *, overlap: bool, is_cached: bool
-) -> None:
-    # Given two groups with blocks a0..a2 and s0..s1 that fill the pool
-    blocks = make_manager(5, KVGroup(layers=(0,)), KVGroup(layers=(1,), window=64))
-    owner = admit_new(blocks, "R", 32)
-    blocks.begin_receive(owner, [ReceiveTarget(0, 2, 1)], OperationId(1))
-    blocks.end_operation(OperationId(1))
-    if is_cached:
-        blocks.settle(owner, 32, hashes_of(range(32)))
-    a_ids, s_ids = ids_of(blocks, owner, 0), ids_of(blocks, owner, 1)
-    step = blocks.dispatch_step([owner])
-
-    # When it is released, at once or through the fence
-    if not overlap:
-        blocks.complete_step(step)
-    blocks.release(owner)
-    if overlap:
-        blocks.complete_step(step)
-
-    # Then blocks are reused from each group's last to its first
-    reused = [take_one(blocks, f"N{index}") for index in range(5)]
-    assert reused == [*a_ids[::-1], *s_ids[::-1]]
-
-
-def test_a23_requests_that_wait_behind_a_fence_share_no_prefix(make_manager: MakeManager) -> None:
-    # Given 8 requests with prefix A and 7 with other prefixes
-    blocks = make_manager(40)
-    for index in range(8):
-        admit_with_hit(blocks, f"A{index}", range(20))
-        blocks.settle(owner_of(f"A{index}"), 20, hashes_of(range(20)))
-    others = [admit_new(blocks, f"B{index}", 20) for index in range(7)]
-    same = [owner_of(f"A{index}") for index in range(8)]
-    assert blocks.count_common_blocks(same) == 1
-    step = blocks.dispatch_step(same)
-
-    # When seven of the first end with a step in flight
-    for owner in same[:7]:
-        blocks.release(owner)
-
-    # Then the survivors, with eight distinct first blocks, have none in common
-    assert blocks.count_common_blocks([same[7], *others]) == 0
-    blocks.complete_step(step)
-
-
 @pytest.mark.parametrize("step_first", [False, True])
-def test_a24_a_block_waits_for_step_and_operation_in_either_order(
+def test_a24_i2_a_block_waits_for_step_and_operation_in_either_order(
     make_manager: MakeManager, *, step_first: bool
 ) -> None:
     # Given a released block that a step and an operation may touch

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from blockmgr.block_manager import BlockManager, Owner, ReceiveTarget
+from blockmgr.block_manager import BlockManager, ReceiveTarget
 from blockmgr.block_table import HOLE
+from blockmgr.holding import Owner
 from blockmgr.states import BlockState
 from blockmgr.window import first_live_block, needed_blocks, num_sink_blocks
 from core.errors import InvalidTransitionError

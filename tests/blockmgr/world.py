@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from blockmgr.block_manager import BlockManager, Owner, ReceiveTarget
+from blockmgr.block_manager import BlockManager, ReceiveTarget
+from blockmgr.holding import Owner
 from blockmgr.states import BlockState
 from core.errors import OutOfBlocksError
 from core.ids import BlockId, OperationId, StepSeq
