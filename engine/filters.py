@@ -40,11 +40,21 @@ def _cut(
     if not len(at):
         return
     if len(at) == len(probs):
-        probs.mul_(probs >= cutoffs(probs)[:, None])
+        _clear_below(probs, cutoffs(probs))
         return
     index = _to(probs.device, at)
     some = probs.index_select(0, index)
-    probs[index] = some.mul_(some >= cutoffs(some)[:, None])
+    _clear_below(some, cutoffs(some))
+    probs[index] = some
+
+
+def _clear_below(probs: torch.Tensor, cutoffs: torch.Tensor) -> None:
+    if probs.device.type == "cpu":
+        # torch does not vectorise the product of floats and booleans; numpy takes a quarter.
+        values = probs.numpy()
+        np.multiply(values, values >= cutoffs.numpy()[:, None], out=values)
+    else:
+        probs.mul_(probs >= cutoffs[:, None])
 
 
 def _ranked_cutoffs(
