@@ -6,7 +6,7 @@ trusted that are not, or no longer, the request's own.
 
 import pytest
 
-from blockmgr.block_manager import BlockState
+from blockmgr.states import BlockState
 from core.errors import InternalError
 from core.ids import BlockId, Generation
 from core.messages import GroupBlocks, PieceId, PrefillFailed, Reading, Released, Withdraw

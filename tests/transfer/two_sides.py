@@ -12,7 +12,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from blockmgr.block_manager import BlockManager, BlockState, ReceiveTarget
+from blockmgr.block_manager import BlockManager
+from blockmgr.receive_target import ReceiveTarget
+from blockmgr.states import BlockState
 from core.config import TransferConfig
 from core.errors import OutOfBlocksError, PeerLostError
 from core.ids import Attempt, BlockId, Generation, Incarnation, OperationId, ReadId, RequestId
