@@ -20,7 +20,7 @@ REQUEST_TIMEOUT_S = 120.0
 """Between two tokens of an answer."""
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
-SHOWN_CHARACTERS = 72
+SHOWN_CHARACTERS = 56
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from deploy.events import Event, EventQueue, StopRequested
 from deploy.model_source import ModelFolder, resolve_model
 from deploy.placement import router_bundle, worker_bundle
 from deploy.ports import claim_port
+from deploy.ray_environment import cluster_address
 from deploy.ray_session import PROJECT_ROOT, RaySession, ray_session
 from deploy.services import RouterService, WorkerService
 from deploy.stop_signals import StopSignals
@@ -108,7 +109,8 @@ def running(config: SluiceConfig, console: Console) -> Generator[Deployment]:
     num_actors = 1 + config.deploy.prefill + config.deploy.decode
     started_s = time.monotonic()
     with signals.installed():
-        console.print("starting Ray ...")
+        address = cluster_address(config.deploy)
+        console.print(f"joining Ray at {address} ..." if address else "starting Ray ...")
         with ray_session(config.deploy, num_actors=num_actors) as session:
             signals.install()
             supervisor = Supervisor(config.deploy, events)

@@ -105,22 +105,22 @@ def _private(num_actors: int) -> Generator[RaySession]:
     folder = _short_temp_folder()
     reaper = Reaper(folder)
     before = set(psutil.Process().children())
-
-    def started() -> list[psutil.Process]:
-        return with_descendants(set(psutil.Process().children()) - before)
-
+    roots: set[psutil.Process] = set()
     try:
-        _start_ray(folder, num_actors)
-        reaper.tell(started())
+        try:
+            _start_ray(folder, num_actors)
+        finally:
+            roots |= set(psutil.Process().children()) - before
+        reaper.tell(with_descendants(roots))
         yield RaySession(
             private=True,
             driver_host=LOOPBACK,
             num_gpus=ray.cluster_resources().get("GPU", 0.0),
-            on_new_process=lambda: reaper.tell(started()),
+            on_new_process=lambda: reaper.tell(with_descendants(roots)),
         )
     finally:
         # Listed first: what survives its parent is no descendant of ours afterwards.
-        processes = started()
+        processes = with_descendants(roots)
         try:
             ray.shutdown()
         finally:

@@ -1,0 +1,93 @@
+"""A router that is gone, breaks off or is something else is told as what it is.
+
+The failure guarded against: a demo or status that shows half an answer as a whole one.
+"""
+
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+
+from core.errors import ConfigError
+from deploy.api_client import ApiClient, FailedAnswerError, UnreachableError
+
+EVENT = b'data: {"choices": []}\n\n'
+ANSWERS = {
+    "/whole": (200, EVENT + EVENT + b"data: [DONE]\n\n"),
+    "/comment": (200, b": keep-alive\n\n" + EVENT + b"data: [DONE]\n\n"),
+    "/broken-off": (200, EVENT),
+    "/failed-midway": (200, EVENT + b'data: {"error": {"message": "the worker died"}}\n\n'),
+    "/refused": (400, b'{"error": {"message": "max_tokens: 0; give 1 or more"}}'),
+    "/html": (502, b"<html>Bad gateway</html>"),
+    "/status": (200, b'{"pods": 3}'),
+    "/ready": (503, b'{"status": "no decode worker is ready"}'),
+}
+
+
+class _Adversary(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        status, body = ANSWERS[self.path]
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
+
+    def log_message(self, *_args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def client() -> Iterator[ApiClient]:
+    """Speak to a server that answers each path in one wrong or right way."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Adversary) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield ApiClient(f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(("path", "count"), [("/whole", 2), ("/comment", 1)])
+def test_a_whole_stream_is_every_event_before_done(
+    client: ApiClient, path: str, count: int
+) -> None:
+    assert list(client.stream(path, {})) == [{"choices": []}] * count
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("/broken-off", "before its end"),
+        ("/failed-midway", "the worker died"),
+        ("/refused", "max_tokens: 0; give 1 or more"),
+        ("/html", "502"),
+    ],
+)
+def test_anything_but_a_whole_stream_is_an_error_that_says_why(
+    client: ApiClient, path: str, named: str
+) -> None:
+    with pytest.raises(FailedAnswerError, match=named):
+        list(client.stream(path, {}))
+
+
+def test_something_else_than_a_router_is_recognised(client: ApiClient) -> None:
+    with pytest.raises(FailedAnswerError, match="not a Sluice router"):
+        client.workers()
+
+
+def test_not_ready_and_not_there_are_both_not_ready(client: ApiClient) -> None:
+    assert not client.is_ready()
+    gone = ApiClient("http://127.0.0.1:9")
+    assert not gone.is_ready()
+    with pytest.raises(UnreachableError, match="nothing answers"):
+        gone.workers()
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "https://x", "http://", "http://x:port", ""])
+def test_a_malformed_url_is_a_config_error(url: str) -> None:
+    with pytest.raises(ConfigError, match="--url"):
+        ApiClient(url)
