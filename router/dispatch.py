@@ -26,6 +26,7 @@ from router.links import DecodeLink
 from router.metrics import RouterMetrics
 from router.policy import (
     POLICY,
+    FailureKind,
     OwnLoad,
     Route,
     choose_route,
@@ -36,6 +37,9 @@ from router.sequence import Sequence, SequenceSpec
 from router.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+
+MAX_TOKEN_IDS = 2**31
+"""Beyond any vocabulary; a larger id would not even fit the tokenizer's types."""
 
 
 @dataclass
@@ -97,6 +101,10 @@ class Dispatcher:
         if attempt is None:
             self.metrics.stale_messages.labels(message="Output").inc()
             return
+        if not all(0 <= token_id < MAX_TOKEN_IDS for token_id in output.token_ids):
+            self._end(attempt, "internal", f"{link.worker_id} sent an impossible token id")
+            self._abort(attempt)
+            return
         attempt.has_output = attempt.has_output or bool(output.token_ids)
         delta = attempt.sequence.feed(output)
         attempt.generation.put(attempt.index, delta)
@@ -114,16 +122,12 @@ class Dispatcher:
             return
         if failed.peer is not None:
             self.fleet.registry.suspect(failed.peer)
-        culprit = link.worker_id if failed.peer is None else failed.peer
-        attempt.end(AttemptFailure(failed.kind, failed.reason, culprit))
-        del self._attempts[failed.request_id]
+        self._end(attempt, failed.kind, failed.reason, culprit=failed.peer)
 
     def on_link_lost(self, link: DecodeLink) -> None:
         """See ``FleetListener``."""
-        for request_id in [r for r, attempt in self._attempts.items() if attempt.link is link]:
-            attempt = self._attempts.pop(request_id)
-            reason = f"decode worker {link.worker_id} was lost"
-            attempt.end(AttemptFailure("worker_lost", reason, link.worker_id))
+        for attempt in [each for each in self._attempts.values() if each.link is link]:
+            self._end(attempt, "worker_lost", f"decode worker {link.worker_id} was lost")
 
     def _admit(self, num_sequences: int) -> None:
         limit = self.config.router.max_pending_requests
@@ -161,6 +165,12 @@ class Dispatcher:
             log.info("failed=%s reason=%s", type(error).__name__, error)
             generation.fail(error)
         else:
+            log.info(
+                "finished=%s prompt_tokens=%d output_tokens=%d",
+                sequence.finish_reason,
+                len(sequence.spec.prompt_token_ids),
+                len(sequence.token_ids),
+            )
             generation.end(index)
 
     async def _run(self, generation: Generation, index: int) -> None:
@@ -262,6 +272,18 @@ class Dispatcher:
         if attempt is None or attempt.number != number or attempt.link is not link:
             return None
         return attempt
+
+    def _end(
+        self,
+        attempt: RunningAttempt,
+        kind: FailureKind,
+        reason: str,
+        *,
+        culprit: WorkerId | None = None,
+    ) -> None:
+        """End ``attempt`` without a result; by default its decode worker is to blame."""
+        del self._attempts[attempt.sequence.spec.request_id]
+        attempt.end(AttemptFailure(kind, reason, culprit or attempt.link.worker_id))
 
     def _abort(self, attempt: RunningAttempt) -> None:
         attempt.link.send(Abort(attempt.sequence.spec.request_id, attempt.number))

@@ -168,6 +168,9 @@ class Fleet:
             reason = str(error)
         except TransferError as error:
             reason = str(error)
+        except Exception:
+            reason = "unexpected error"
+            log.exception("worker=%s link=failed", link.worker_id)
         finally:
             self._drop(link, reason=reason)
 

@@ -111,6 +111,7 @@ def _uvicorn_config(app: object) -> uvicorn.Config:
         lifespan="off",
         access_log=False,
         log_config=None,
+        log_level="warning",
         server_header=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=GRACE_S,

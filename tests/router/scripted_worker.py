@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from core.channel import ChannelKeys, ClientChannel, ClientId, ClientLost, ServerChannel
+from core.errors import PeerLostError
 from core.ids import Incarnation, WorkerId, new_incarnation
 from core.messages import (
     Abort,
@@ -57,12 +58,6 @@ class ScriptedWorker:
             incarnation=self.incarnation,
             welcome=self._welcome,
         )
-        self._control = ClientChannel(
-            self.router_address,
-            keys=self.keys,
-            hello=Hello(name=self.worker_id, incarnation=self.incarnation),
-        )
-        await self._control.connect()
         self._tasks = [
             asyncio.create_task(self._report()),
             asyncio.create_task(self._listen()),
@@ -77,7 +72,6 @@ class ScriptedWorker:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._control.close()
         self._server.close()
 
     def send(self, message: AnyMessage) -> None:
@@ -143,10 +137,31 @@ class ScriptedWorker:
         return Welcome(worker_id=WorkerId(self.worker_id), incarnation=self.incarnation)
 
     async def _report(self) -> None:
+        """Report for ever; a router that took a frozen worker for lost is connected to anew."""
         while True:
-            if not self.frozen:
-                self._control.send(self.heartbeat())
-            await asyncio.sleep(self.heartbeat_interval_s)
+            control = ClientChannel(
+                self.router_address,
+                keys=self.keys,
+                hello=Hello(name=self.worker_id, incarnation=self.incarnation),
+            )
+            try:
+                await control.connect()
+                await self._report_over(control)
+            except PeerLostError:
+                continue
+            finally:
+                control.close()
+
+    async def _report_over(self, control: ClientChannel) -> None:
+        lost = asyncio.create_task(control.receive())
+        try:
+            while not lost.done():
+                if not self.frozen:
+                    control.send(self.heartbeat())
+                await asyncio.wait({lost}, timeout=self.heartbeat_interval_s)
+            lost.result()
+        finally:
+            lost.cancel()
 
     async def _listen(self) -> None:
         async with asyncio.TaskGroup() as group:

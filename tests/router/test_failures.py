@@ -255,3 +255,17 @@ async def test_worker_with_changed_incarnation_gets_no_old_request(router: Runni
     assert answer.status_code == 200
     assert len(again.generates) == 1
     assert worker.generates == []
+
+
+async def test_impossible_token_ids_end_the_request_and_not_the_router(
+    router: RunningRouter,
+) -> None:
+    async def insane(worker: ScriptedWorker, generate: Generate) -> None:
+        worker.output(generate, (20, -1) if generate.prompt_token_ids == (10,) else (2**40,))
+
+    worker = await router.start_worker(insane)
+    for prompt in ([10], [11]):
+        answer = await router.http.post("/v1/completions", json=BODY | {"prompt": prompt})
+        assert answer.status_code == 500
+        assert "impossible token id" in answer.json()["error"]["message"]
+    await worker.wait_for(lambda: len(worker.aborts) == 2)
