@@ -181,6 +181,8 @@ def _launches(config: SluiceConfig, model: ModelFolder, session: RaySession) -> 
 
 def _environment(session: RaySession) -> dict[str, str]:
     environment = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    if session.temp_folder is not None:
+        environment["TMPDIR"] = str(session.temp_folder)  # libraries leave folders behind
     if session.private:
         # A joined cluster gets our packages through Ray's runtime environment instead.
         environment["PYTHONPATH"] = str(PROJECT_ROOT)

@@ -34,6 +34,8 @@ def resolve_model(model: str, revision: str | None = None) -> ModelFolder:
     if model == "default":
         folder = ensure_default_model(cache_folder() / "models")
         return ModelFolder(folder, DEFAULT_MODEL_NAME)
+    if not model.strip():
+        raise ConfigError(f"model {model!r}: give a folder, a hub id (owner/name) or 'default'")
     path = Path(model).expanduser()
     if path.exists() or _looks_like_a_path(model):
         return ModelFolder(_checked(path.absolute(), model), path.absolute().name)
@@ -49,7 +51,7 @@ def cache_folder() -> Path:
 
 
 def _looks_like_a_path(model: str) -> bool:
-    return model.startswith((".", "/", "~")) or model.count("/") > 1 or not model.strip()
+    return model.startswith((".", "/", "~")) or model.count("/") > 1
 
 
 def _checked(path: Path, model: str) -> Path:

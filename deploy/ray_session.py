@@ -49,6 +49,8 @@ class RaySession:
     driver_host: str
     """This machine's address inside the cluster."""
     num_gpus: float
+    temp_folder: Path | None
+    """Removed with a private session; None in a joined cluster."""
     on_new_process: Callable[[], None]
     """To be called when an actor has a new process."""
 
@@ -94,6 +96,7 @@ def _joined(address: str) -> Generator[RaySession]:
             private=False,
             driver_host=ray.util.get_node_ip_address(),
             num_gpus=ray.cluster_resources().get("GPU", 0.0),
+            temp_folder=None,
             on_new_process=lambda: None,  # Ray's own processes end them there
         )
     finally:
@@ -116,6 +119,7 @@ def _private(num_actors: int) -> Generator[RaySession]:
             private=True,
             driver_host=LOOPBACK,
             num_gpus=ray.cluster_resources().get("GPU", 0.0),
+            temp_folder=folder,
             on_new_process=lambda: reaper.tell(with_descendants(roots)),
         )
     finally:
