@@ -249,7 +249,8 @@ class DecodeSide:
 
     def retry(self) -> None:
         for who, ticket in self.reader.unallocated():
-            self.allocate(who, ticket)
+            if self.reader.is_receiving(who):  # a post that failed may have ended it
+                self.allocate(who, ticket)
 
     def poll(self) -> None:
         """Take what the network says is terminal."""
