@@ -76,7 +76,7 @@ class ChatTemplate:
                 documents=None,
                 **self._special_tokens,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError) as error:
+        except Exception as error:  # a template is a program: it can raise anything
             raise RequestError(
                 f"messages: the model's chat template refuses this conversation: {error}",
                 field="messages",

@@ -198,14 +198,19 @@ class CompletionFormat:
 
 
 def usage_of(sequences: Items[Sequence], *, num_prompt_tokens: int) -> Usage:
-    """Return the token counts of a request's sequences."""
+    """Return the token counts of a request; each prompt counts once, however many choices."""
     num_output_tokens = sum(len(sequence.token_ids) for sequence in sequences)
-    num_cached_tokens = max((s.stats.num_cached_tokens for s in sequences if s.stats), default=0)
+    cached_by_prompt: dict[tuple[int, ...], int] = {}
+    for sequence in sequences:
+        if sequence.stats is not None:
+            prompt = sequence.spec.prompt_token_ids
+            num_cached = max(cached_by_prompt.get(prompt, 0), sequence.stats.num_cached_tokens)
+            cached_by_prompt[prompt] = min(num_cached, len(prompt))
     return Usage(
         prompt_tokens=num_prompt_tokens,
         completion_tokens=num_output_tokens,
         total_tokens=num_prompt_tokens + num_output_tokens,
-        prompt_tokens_details=PromptTokensDetails(min(num_cached_tokens, num_prompt_tokens)),
+        prompt_tokens_details=PromptTokensDetails(sum(cached_by_prompt.values())),
     )
 
 

@@ -75,6 +75,22 @@ async def test_completion_of_texts_and_ids_with_n(
     assert worker.generates[-1].prompt_token_ids == (10, 11, 12)
 
 
+@pytest.mark.usefixtures("worker")
+async def test_streamed_choices_keep_their_indices(router: RunningRouter) -> None:
+    stream = await router.openai.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "hi"}], n=3, stream=True
+    )
+    texts: dict[int, str] = {}
+    reasons: dict[int, str] = {}
+    async for chunk in stream:
+        (choice,) = chunk.choices
+        texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+        if choice.finish_reason:
+            reasons[choice.index] = choice.finish_reason
+    assert texts == dict.fromkeys(range(3), TEXT)
+    assert reasons == dict.fromkeys(range(3), "stop")
+
+
 async def test_stop_string_is_hidden_and_aborts_the_worker(router: RunningRouter) -> None:
     # Given a worker that never ends by itself
     async def endless(worker: ScriptedWorker, generate: Generate) -> None:
