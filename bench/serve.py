@@ -67,6 +67,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=_positive, help="default: 512")
     parser.add_argument("--output-tokens", type=_positive, help="default: 128")
     parser.add_argument("--repeats", type=_positive, help="each figure is their median; default: 3")
+    parser.add_argument("--rounds", type=_positive, help="requests per client and repeat")
     parser.add_argument("--model", default="default", help="folder, hub id or 'default'")
     arguments = parser.parse_args(argv)
     usual: dict[str, object] = (
@@ -79,7 +80,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             "output_tokens": 128,
         }
     )
-    usual["repeats"] = 1 if arguments.quick else 3
+    usual |= {"repeats": 1, "rounds": 1} if arguments.quick else {"repeats": 3}
     for name, value in usual.items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, value)
@@ -116,7 +117,7 @@ def measure(arguments: argparse.Namespace, logs: Path) -> tuple[dict[str, Result
         prompt_tokens=arguments.prompt_tokens,
         output_tokens=arguments.output_tokens,
         repeats=arguments.repeats,
-        rounds=1 if arguments.quick else None,
+        rounds=arguments.rounds,
     )
     measurements = _measurements(resolve_model(arguments.model).path, plan, logs)
     results: dict[str, Result] = {}
@@ -197,11 +198,11 @@ def main() -> int:
         return _EXIT_INTERRUPTED
     parameters = {
         name: getattr(arguments, name)
-        for name in ("concurrency", "prompt_tokens", "output_tokens", "repeats", "model")
+        for name in ("concurrency", "prompt_tokens", "output_tokens", "repeats", "rounds", "model")
     }
     _print_table(results)
     print(json.dumps(report(results, missing, machine, parameters)), flush=True)
-    return 0
+    return 0 if results else 1
 
 
 if __name__ == "__main__":

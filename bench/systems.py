@@ -1,5 +1,6 @@
 """The systems that are compared: how each is started, asked and stopped."""
 
+import json
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -80,8 +81,8 @@ def vllm_1p1d(model: Path, *, cores: Sequence[int]) -> ServedSystem:
     the model does.
     """
     half = max(1, len(cores) // 2)
-    prefill = _vllm_half("prefill", model, cores[:half])
-    decode = _vllm_half("decode", model, cores[half:] or cores)
+    prefill = _vllm_half("prefill", "kv_producer", model, cores[:half])
+    decode = _vllm_half("decode", "kv_consumer", model, cores[half:] or cores)
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     proxy = Server(
@@ -92,13 +93,11 @@ def vllm_1p1d(model: Path, *, cores: Sequence[int]) -> ServedSystem:
     return ServedSystem("vllm-1p1d", url, (prefill, decode, proxy), 900.0)
 
 
-def _vllm_half(name: str, model: Path, cores: Sequence[int]) -> Server:
+def _vllm_half(name: str, role: str, model: Path, cores: Sequence[int]) -> Server:
     port = free_port()
     command = _vllm_command(model, port)
-    command += [
-        "--kv-transfer-config",
-        '{"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}',
-    ]
+    transfer = {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}
+    command += ["--kv-transfer-config", json.dumps(transfer)]
     environment = {
         **_VLLM_ENVIRONMENT,
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in cores),
