@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from engine.attention import PagedAttention
+from engine.attention_native import NativeAttention
 from engine.attention_reference import ReferenceAttention
 from engine.kv_pool import KVPool
 from engine.loading import LoadedModel
@@ -18,6 +20,7 @@ class PagedModel:
         self.device = loaded.device
         self.kv_pool = KVPool(loaded.spec.kv_layout(block_size), num_blocks, device=loaded.device)
         self._module: Any = loaded.module
+        self._library = loaded.library
         # A mask that is four-dimensional is taken as made: transformers then skips making one.
         self._no_mask = torch.zeros(1, 1, 1, 1, device=loaded.device)
 
@@ -33,7 +36,12 @@ class PagedModel:
             attention_mask=self._no_mask,
             use_cache=False,
             logits_to_keep=plan.sample_rows,
-            paged=ReferenceAttention(plan, self.kv_pool),
+            paged=self._attention(plan),
         )
         logits: torch.Tensor = output.logits[0]
         return logits.float()
+
+    def _attention(self, plan: ForwardPlan) -> PagedAttention:
+        if self._library is None:
+            return ReferenceAttention(plan, self.kv_pool)
+        return NativeAttention(plan, self.kv_pool, self._library)

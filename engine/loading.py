@@ -13,7 +13,9 @@ from core.errors import ConfigError
 from engine.attention import ATTENTION_NAME, register
 from engine.kv_pool import TORCH_DTYPES
 from engine.model_spec import ModelSpec, model_fingerprint, tokenizer_fingerprint
+from engine.native_library import NativeLibrary, open_native_library
 from engine.probing import probe_layers
+from engine.threads import use_threads
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +29,8 @@ class LoadedModel:
     module: PreTrainedModel
     spec: ModelSpec
     device: torch.device
-    attention: AttentionChoice
+    library: NativeLibrary | None
+    """Compiled kernels; None: attention is plain torch."""
 
 
 def load_model(
@@ -36,9 +39,12 @@ def load_model(
     dtype: Literal["float32", "bfloat16"],
     device: Literal["auto", "cpu", "cuda"] = "auto",
     attention: AttentionChoice = "auto",
+    num_threads: int = 0,
     max_model_len: int | None = None,
 ) -> LoadedModel:
     """Return the model in the folder ``path``, which holds a config, safetensors and a tokenizer.
+
+    ``num_threads`` is for all CPU work of this process; 0 takes one per core.
 
     Raises:
         ConfigError: the folder or a file in it is missing or damaged, or the model is of a kind
@@ -46,6 +52,8 @@ def load_model(
     """
     register()
     chosen = _device(device)
+    num_threads = use_threads(num_threads)
+    library = _library(attention, chosen, num_threads=num_threads)
     config = _read_config(path)
     module = _read_weights(path, config, dtype=dtype).to(chosen).eval()
     text_config = module.config.get_text_config()
@@ -68,7 +76,7 @@ def load_model(
         chosen,
         spec.max_model_len,
     )
-    return LoadedModel(module=module, spec=spec, device=chosen, attention=attention)
+    return LoadedModel(module=module, spec=spec, device=chosen, library=library)
 
 
 def _device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
@@ -76,6 +84,24 @@ def _device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
     if wanted == "cuda" and not available:
         raise ConfigError("model.device=cuda: torch finds no CUDA device; use 'auto' or 'cpu'")
     return torch.device("cuda" if available and wanted != "cpu" else "cpu")
+
+
+def _library(
+    attention: AttentionChoice, device: torch.device, *, num_threads: int
+) -> NativeLibrary | None:
+    if attention == "reference":
+        return None
+    if device.type != "cpu":
+        if attention == "native":
+            raise ConfigError("engine.attention=native runs on CPU only; use 'auto'")
+        return None
+    try:
+        return open_native_library(num_threads=num_threads)
+    except ConfigError as error:
+        if attention == "native":
+            raise
+        log.warning("native kernels unavailable, attention is plain torch reason=%s", error)
+        return None
 
 
 def _read_config(path: Path) -> Any:  # noqa: ANN401  # each family has its own class

@@ -28,7 +28,7 @@ POISON = 0xFF
 PROMPT_LENS = (90, 41, 7, 23)
 SMOLLM2 = Path.home() / ".cache/sluice/models/SmolLM2-135M-Instruct"
 
-ATTENTIONS: tuple[Literal["reference", "native"], ...] = ("reference",)
+ATTENTIONS: tuple[Literal["reference", "native"], ...] = ("reference", "native")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,262 @@
+// Attention over paged KV, by tiles of one KV head's query rows against tiles of tokens with a
+// running softmax (FlashAttention-2, arXiv:2307.08691). Decode is the same with few rows: every
+// byte of K and V is read once per tile of queries. A slot that no row may see is never read.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "step.h"
+#include "team.h"
+
+namespace sluice {
+
+constexpr int TOKENS = 2 * PANEL;  // of one KV tile
+constexpr int TARGET_ROWS = 96;    // query rows of one tile: query tokens x heads of one KV head
+
+struct QueryTile {
+    int sequence;
+    int first_row, tokens;  // rows of the step
+    int first_position;
+};
+
+static inline std::vector<QueryTile> query_tiles(const Step& step, int heads_per_kv) {
+    const int most = std::max(1, TARGET_ROWS / heads_per_kv);
+    std::vector<QueryTile> tiles;
+    for (int s = 0; s < step.sequences; ++s) {
+        const int start = step.query_starts[s], end = step.query_starts[s + 1];
+        for (int row = start; row < end; row += most)
+            tiles.push_back({s, row, std::min(most, end - row), step.kv_lens[s] - (end - row)});
+    }
+    // The longest first, so that no thread ends with one alone.
+    std::stable_sort(tiles.begin(), tiles.end(), [](const QueryTile& a, const QueryTile& b) {
+        return int64_t(a.first_position + a.tokens) * a.tokens >
+               int64_t(b.first_position + b.tokens) * b.tokens;
+    });
+    return tiles;
+}
+
+// Where each of TOKENS tokens from `first` has its K and V; null outside [low, high].
+struct TokenRows {
+    const char* key[TOKENS];
+    const char* value[TOKENS];
+};
+
+template <class E>
+static inline void find_rows(const Step& step, const Attention& layer, int sequence, int kv_head,
+                             int first, int low, int high, TokenRows& rows) {
+    const Group& group = step.groups[layer.group];
+    const int32_t* table = group.blocks + sequence * group.table_width;
+    const int64_t head = kv_head * layer.head_dim * int64_t(sizeof(E));
+    const int64_t token_nbytes = layer.kv_heads * layer.head_dim * int64_t(sizeof(E));
+    for (int j = 0; j < TOKENS; ++j) {
+        const int token = first + j;
+        if (token < low || token > high) {
+            rows.key[j] = rows.value[j] = nullptr;
+            continue;
+        }
+        const int64_t index = token / step.block_size, offset = token % step.block_size;
+        const char* at = step.pool + table[index] * step.block_nbytes + offset * token_nbytes + head;
+        rows.key[j] = at + layer.key_offset;
+        rows.value[j] = at + layer.value_offset;
+    }
+}
+
+// Keys as two panels [head words][PANEL tokens].
+static inline void pack_keys(const TokenRows& rows, int kw, uint32_t* packed) {
+    for (int t = 0; t < TOKENS; t += LANES) {
+        uint32_t* to = packed + size_t(t / PANEL) * kw * PANEL + t % PANEL;
+        int k = 0;
+        for (; k + LANES <= kw; k += LANES) {
+            vu v[LANES];
+            for (int i = 0; i < LANES; ++i)
+                v[i] = rows.key[t + i] ? load<vu>(rows.key[t + i] + 4 * size_t(k)) : vu{};
+            transpose(v);
+            for (int i = 0; i < LANES; ++i) store(to + size_t(k + i) * PANEL, v[i]);
+        }
+        for (; k < kw; ++k)
+            for (int i = 0; i < LANES; ++i) {
+                uint32_t word = 0;
+                if (rows.key[t + i]) std::memcpy(&word, rows.key[t + i] + 4 * size_t(k), 4);
+                to[size_t(k) * PANEL + i] = word;
+            }
+    }
+}
+
+// Values as panels [token words][PANEL columns], the columns past head_dim left zero.
+static inline void pack_values(const TokenRows& rows, int head_dim, uint32_t* packed, const float*) {
+    for (int t = 0; t < TOKENS; ++t)
+        for (int d = 0; d < head_dim; d += PANEL) {
+            uint32_t* to = packed + (size_t(d / PANEL) * TOKENS + t) * PANEL;
+            const size_t count = size_t(std::min(PANEL, head_dim - d)) * 4;
+            if (rows.value[t])
+                std::memcpy(to, rows.value[t] + 4 * size_t(d), count);
+            else
+                std::memset(to, 0, count);
+        }
+}
+
+static inline void pack_values(const TokenRows& rows, int head_dim, uint32_t* packed, const bf16*) {
+    static const uint16_t zeros[4096] = {};
+    for (int t = 0; t < TOKENS; t += 2) {
+        const auto* even = reinterpret_cast<const uint16_t*>(rows.value[t]);
+        const auto* odd = reinterpret_cast<const uint16_t*>(rows.value[t + 1]);
+        if (!even) even = zeros;
+        if (!odd) odd = zeros;
+        for (int d = 0; d < head_dim; d += PANEL) {
+            uint32_t* to = packed + (size_t(d / PANEL) * (TOKENS / 2) + t / 2) * PANEL;
+            const int count = std::min(PANEL, head_dim - d);
+            for (int i = 0; i < count; ++i)
+                to[i] = uint32_t(even[d + i]) | uint32_t(odd[d + i]) << 16;
+        }
+    }
+}
+
+// Buffers of one thread, in floats and words.
+struct AttentionScratch {
+    uint32_t *queries, *keys, *values;
+    float *scores, *output, *peak, *total;
+    void* weights;
+
+    static size_t nbytes(size_t rows, int head_dim) {
+        const size_t columns = size_t(head_dim + UNIT - 1) / UNIT * UNIT;
+        return 64 * 8 + 4 * (rows * head_dim + TOKENS * size_t(head_dim) + TOKENS * columns +
+                             rows * TOKENS * 2 + rows * columns + rows * 2);
+    }
+
+    AttentionScratch(char* memory, size_t rows, int head_dim) {
+        const size_t columns = size_t(head_dim + UNIT - 1) / UNIT * UNIT;
+        auto take = [&](size_t count) {
+            char* at = memory;
+            memory += (count * 4 + 63) / 64 * 64;
+            return at;
+        };
+        queries = (uint32_t*)take(rows * head_dim);
+        keys = (uint32_t*)take(TOKENS * size_t(head_dim));
+        values = (uint32_t*)take(TOKENS * columns);
+        scores = (float*)take(rows * TOKENS);
+        weights = take(rows * TOKENS);
+        output = (float*)take(rows * columns);
+        peak = (float*)take(rows);
+        total = (float*)take(rows);
+    }
+};
+
+// Turns one row of scores into weights; columns outside [first, last] get none. The row's output
+// so far is scaled to the new peak.
+template <class E>
+static inline void softmax_row(float* scores, E* weights, int first, int last, float scaling,
+                               float softcap, float& peak, float& total, float* output,
+                               int output_parts, size_t part_stride) {
+    float best = -std::numeric_limits<float>::infinity();
+    for (int j = 0; j < TOKENS; j += LANES) {
+        vf s = load<vf>(scores + j) * splat(scaling);
+        if (softcap != 0) s = splat(softcap) * tanh(s / splat(softcap));
+        store(scores + j, s);
+    }
+    for (int j = first; j <= last; ++j) best = std::max(best, scores[j]);
+    for (int j = 0; j < TOKENS; ++j)
+        if (j < first || j > last) scores[j] = -std::numeric_limits<float>::infinity();
+    if (best > peak) {
+        const float shrink = std::exp(peak - best);
+        for (int part = 0; part < output_parts; ++part)
+            for (int d = 0; d < UNIT; ++d) output[part * part_stride + d] *= shrink;
+        total *= shrink;
+        peak = best;
+    }
+    vf sums{};
+    for (int j = 0; j < TOKENS; j += LANES) {
+        const vf e = exp(load<vf>(scores + j) - splat(peak));
+        sums += e;
+        for (int i = 0; i < LANES; ++i) from_float(e[i], weights + j + i);
+    }
+    total += sum(sums);
+}
+
+// Attention of one tile of query tokens with one KV head. q and out: [tokens][heads][head_dim].
+template <class E>
+static void attend_tile(const Step& step, const Attention& layer, const QueryTile& tile,
+                        int kv_head, const E* q, E* out, char* memory) {
+    const int per_kv = int(layer.heads / layer.kv_heads), dim = int(layer.head_dim);
+    const int rows = tile.tokens * per_kv, kw = words<E>(dim), tw = words<E>(TOKENS);
+    const int parts = (dim + UNIT - 1) / UNIT;
+    AttentionScratch s(memory, rows, dim);
+    for (int t = 0; t < tile.tokens; ++t)
+        std::memcpy(s.queries + size_t(t) * per_kv * kw,
+                    q + ((tile.first_row + t) * layer.heads + kv_head * per_kv) * dim,
+                    size_t(per_kv) * kw * 4);
+    for (int row = 0; row < rows; ++row) {
+        const bool sink = layer.sinks != nullptr;
+        s.peak[row] = sink ? layer.sinks[kv_head * per_kv + row % per_kv]
+                           : -std::numeric_limits<float>::infinity();
+        s.total[row] = sink ? 1.0f : 0.0f;
+    }
+    std::memset(s.output, 0, size_t(rows) * parts * UNIT * 4);
+    std::memset(s.values, 0, size_t(TOKENS) * parts * UNIT * 4);
+    const int high = tile.first_position + tile.tokens - 1;
+    const int window = layer.window ? int(layer.window) : std::numeric_limits<int>::max();
+    const int low = std::max(0, tile.first_position - (window - 1));
+    for (int start = low / TOKENS * TOKENS; start <= high; start += TOKENS) {
+        TokenRows tokens;
+        find_rows<E>(step, layer, tile.sequence, kv_head, start, low, high, tokens);
+        pack_keys(tokens, kw, s.keys);
+        pack_values(tokens, dim, s.values, (const E*)nullptr);
+        block<E, 2>(rows, s.queries, kw, s.keys, size_t(kw) * PANEL, kw, s.scores, false);
+        E* weights = static_cast<E*>(s.weights);
+        for (int row = 0; row < rows; ++row) {
+            const int position = tile.first_position + row / per_kv;
+            const int first = std::max(0, std::max(0, position - (window - 1)) - start);
+            const int last = std::min(TOKENS - 1, position - start);
+            if (first > last) {
+                std::memset(weights + row * TOKENS, 0, TOKENS * sizeof(E));
+                continue;
+            }
+            softmax_row(s.scores + row * TOKENS, weights + row * TOKENS, first, last,
+                        layer.scaling, layer.softcap, s.peak[row], s.total[row],
+                        s.output + size_t(row) * UNIT, parts, size_t(rows) * UNIT);
+        }
+        for (int part = 0; part < parts; ++part)
+            block<E, 2>(rows, (const uint32_t*)s.weights, tw,
+                        s.values + size_t(part) * 2 * tw * PANEL, size_t(tw) * PANEL, tw,
+                        s.output + size_t(part) * rows * UNIT, true);
+    }
+    for (int row = 0; row < rows; ++row) {
+        const float scale = 1.0f / s.total[row];
+        E* to = out + ((tile.first_row + row / per_kv) * layer.heads + kv_head * per_kv +
+                       row % per_kv) * dim;
+        for (int d = 0; d < dim; ++d)
+            from_float(s.output[(size_t(d / UNIT) * rows + row) * UNIT + d % UNIT] * scale, to + d);
+    }
+}
+
+template <class E>
+static void attend(Team& team, int rank, const Step& step, const Attention& layer,
+                   const std::vector<QueryTile>& tiles, const E* q, E* out) {
+    const int per_kv = int(layer.heads / layer.kv_heads);
+    const size_t rows = std::max(TARGET_ROWS, per_kv);
+    char* memory = team.scratch(rank, AttentionScratch::nbytes(rows, int(layer.head_dim)));
+    const int kv_heads = int(layer.kv_heads);
+    team.for_each(int(tiles.size()) * kv_heads, [&](int index) {
+        attend_tile<E>(step, layer, tiles[index / kv_heads], index % kv_heads, q, out, memory);
+    });
+}
+
+// Writes one token's keys and values, [kv_heads * head_dim] floats each, to its slot.
+template <class E, class T>
+static inline void write_kv(const Step& step, const Attention& layer, int token, const T* key,
+                            const T* value) {
+    const int64_t slot = step.groups[layer.group].slots[token];
+    const int64_t count = layer.kv_heads * layer.head_dim;
+    char* at = step.pool + slot / step.block_size * step.block_nbytes +
+               slot % step.block_size * count * int64_t(sizeof(E));
+    E* to_key = reinterpret_cast<E*>(at + layer.key_offset);
+    E* to_value = reinterpret_cast<E*>(at + layer.value_offset);
+    for (int64_t i = 0; i < count; ++i) {
+        from_float(to_float(key[i]), to_key + i);
+        from_float(to_float(value[i]), to_value + i);
+    }
+}
+
+}  // namespace sluice
