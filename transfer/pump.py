@@ -3,17 +3,20 @@
 import asyncio
 from collections.abc import Callable, Hashable
 
+from transfer.fine_timer import FineTimer
 from transfer.transport import ReadOutcome, Transport
 
-_MAX_INTERVAL_S = 0.001
+_FINE_TURNS = 256
+_COARSE_INTERVAL_S = 0.001
 
 
 class Pump:
     """Calls ``poll`` while own reads are outstanding, ``progress`` while peers read.
 
     The transport has no thread of its own (one would spin a core, idle too) and nothing to wait
-    on, so this is the one place that polls: soon after a post and each ``interval_s`` from there,
-    slower while nothing comes. While nothing is outstanding it has no timer, and costs nothing.
+    on, so this is the one place that polls: right after a post and each ``interval_s`` from there,
+    each millisecond once nothing has come for a while. While nothing is outstanding no timer is
+    set, and it costs nothing.
     """
 
     def __init__(
@@ -26,11 +29,12 @@ class Pump:
         """Belong to the running event loop; ``on_outcome`` is called from it, once per read."""
         self._transport = transport
         self._interval_s = interval_s
-        self._max_interval_s = max(interval_s, _MAX_INTERVAL_S)
-        self._next_interval_s = interval_s
+        self._num_quiet_turns = 0
         self._on_outcome = on_outcome
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.Handle | None = None
+        self._timer = FineTimer(self._turn)
+        self._soon: asyncio.Handle | None = None
+        self._is_armed = False
         self._num_reads = 0
         self._readers: set[Hashable] = set()
         self._is_closed = False
@@ -38,7 +42,7 @@ class Pump:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is outstanding and no timer runs."""
-        return self._timer is None
+        return not self._is_armed
 
     def read_posted(self) -> None:
         """One more read of this process is outstanding; ``on_outcome`` tells its end."""
@@ -59,33 +63,46 @@ class Pump:
 
     def close(self) -> None:
         """Stop for good. No outcome is reported any more."""
-        self._is_closed = True
-        self._cancel()
+        if not self._is_closed:
+            self._is_closed = True
+            self._rest()
+            self._timer.close()
 
     def _hurry(self) -> None:
         """Look at once: over shared memory a read is complete when it was posted."""
         if self._is_closed:
             return
-        self._cancel()
-        self._next_interval_s = self._interval_s
-        self._timer = self._loop.call_soon(self._turn)
+        self._rest()
+        self._num_quiet_turns = 0
+        self._is_armed = True
+        self._soon = self._loop.call_soon(self._turn)
 
-    def _cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _rest(self) -> None:
+        self._is_armed = False
+        self._timer.disarm()
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
 
     def _turn(self) -> None:
-        self._timer = None
+        self._is_armed = False
+        self._soon = None
         if self._readers:
             self._transport.progress()
         outcomes = self._transport.poll() if self._num_reads > 0 else []
         if outcomes:
-            self._next_interval_s = self._interval_s
+            self._num_quiet_turns = 0
         if self._num_reads > len(outcomes) or self._readers:
-            self._timer = self._loop.call_later(self._next_interval_s, self._turn)
-            self._next_interval_s = min(self._next_interval_s * 1.5, self._max_interval_s)
+            self._is_armed = True
+            self._timer.arm(self._interval())
         for outcome in outcomes:
             self._num_reads -= 1
-            if self._on_outcome is not None:
+            if self._on_outcome is not None and not self._is_closed:
                 self._on_outcome(outcome)
+
+    def _interval(self) -> float:
+        """Return the time until the next turn: fine while something is likely to end soon."""
+        self._num_quiet_turns += 1
+        if self._num_quiet_turns <= _FINE_TURNS:
+            return self._interval_s
+        return max(self._interval_s, _COARSE_INTERVAL_S)
