@@ -22,7 +22,7 @@ $(STAMP):
 	    bash requirements/install.sh "$$python" $(VENV) $(STAMP)
 
 model: setup ## Fetch the default model (once)
-	@$(BIN)/sluice fetch
+	@$(BIN)/sluice fetch >/dev/null
 
 demo: model ## Start 1 prefill + 1 decode worker, answer five prompts, stop
 	@$(BIN)/sluice demo
