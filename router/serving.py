@@ -112,7 +112,8 @@ class GenerationResponse(Response):
     def _event(self, generation: Generation, indexed: IndexedDelta) -> bytes | None:
         """Return the event of one delta; None where there is nothing to show."""
         delta, options = indexed.delta, self._form.options
-        if not (delta.text or delta.entries or delta.finish_reason):
+        shows_ids = options.with_token_ids and delta.token_ids
+        if not (delta.text or delta.entries or delta.finish_reason or shows_ids):
             return None
         with_stats = options.with_stats and delta.finish_reason is not None
         body = self._form.body(

@@ -6,18 +6,15 @@ tokens of one request in the blocks of another would show.
 """
 
 import asyncio
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.integration.models import VOCAB_SIZE, tiny_model
 from tests.integration.requests import complete_all, generate_reference, prompt_of
 from tests.integration.stack import Stack
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
-from tiny_models import VOCAB_SIZE, make_tiny_model
 
 pytestmark = [pytest.mark.ucx, pytest.mark.timeout(600)]
 
@@ -63,8 +60,7 @@ def test_default_model_answers_as_generate_does(default_model: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_small_model_of_family_answers_as_generate_does(family: str, tmp_path: Path) -> None:
-    model_path = tmp_path / family
-    make_tiny_model(family, model_path)
+    model_path = tiny_model(family, tmp_path)
     prompts = [prompt_of(length, VOCAB_SIZE) for length in (1, 7, 16, 40, 65, 96, 130, 200, 333)]
     expected = generate_reference(model_path, prompts, num_tokens=48)
     with Stack.open(
@@ -82,8 +78,7 @@ def test_small_model_of_family_answers_as_generate_does(family: str, tmp_path: P
 
 
 def test_preempted_requests_answer_as_generate_does(tmp_path: Path) -> None:
-    model_path = tmp_path / "llama"
-    make_tiny_model("llama", model_path)
+    model_path = tiny_model("llama", tmp_path)
     prompts = [prompt_of(length, VOCAB_SIZE, seed=1) for length in (20, 30, 40, 70, 80, 90, 100)]
     expected = generate_reference(model_path, prompts, num_tokens=100)
     with Stack.open(
