@@ -1,0 +1,201 @@
+"""Anything may stop at any moment; what is left must be whole.
+
+Each test kills, freezes or leaves in the middle of real work, and then demands three things: every
+request ends within seconds, by success or by one clear error; what was not touched finishes; and
+every block of every worker that lives is FREE or CACHED again.
+"""
+
+import asyncio
+import json
+import random
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.models import VOCAB_SIZE, tiny_model
+from tests.integration.requests import complete, complete_all, generate_reference, prompt_of
+from tests.integration.stack import Stack
+
+pytestmark = [pytest.mark.ucx, pytest.mark.timeout(400)]
+
+END_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model("llama", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def stack(model_path: Path) -> Iterator[Stack]:
+    with Stack.open(
+        model_path,
+        model={"dtype": "float32"},
+        cache={"memory_gib": 0.05},
+        transfer={"lease_s": 4.0, "renew_interval_s": 1.0, "read_timeout_s": 3.0},
+        scheduler={"max_batch_tokens": 64},
+        router={"admission_wait_s": 3.0, "worker_silence_s": 3.0},
+    ) as stack:
+        yield stack
+
+
+async def stream(
+    client: httpx.AsyncClient, prompt: Sequence[int], num_tokens: int, *, leave_after: int | None
+) -> list[int] | None:
+    """Return the streamed token ids; None after leaving early."""
+    body = {
+        "model": "model",
+        "prompt": list(prompt),
+        "max_tokens": num_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "return_token_ids": True,
+    }
+    token_ids: list[int] = []
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == 200
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line.removeprefix("data: "))
+            assert "error" not in chunk, chunk
+            token_ids += chunk["choices"][0]["token_ids"]
+            if leave_after is not None and len(token_ids) >= leave_after:
+                return None
+    return token_ids
+
+
+def test_64_streams_of_which_many_leave(stack: Stack, model_path: Path) -> None:
+    generator = random.Random(3)
+    prompts = [prompt_of(generator.randrange(1, 250), VOCAB_SIZE, seed=n) for n in range(64)]
+    leavers = {n: generator.randrange(1, 30) for n in range(64) if n % 3 == 0}
+    stayers = [n for n in range(64) if n not in leavers]
+
+    async def run() -> list[list[int] | None]:
+        limits = httpx.Limits(max_connections=100)
+        async with httpx.AsyncClient(base_url=stack.url, timeout=200, limits=limits) as client:
+            return await asyncio.gather(
+                *(
+                    stream(client, prompt, 40, leave_after=leavers.get(n))
+                    for n, prompt in enumerate(prompts)
+                )
+            )
+
+    answers = asyncio.run(run())
+    expected = generate_reference(model_path, [prompts[n] for n in stayers], num_tokens=40)
+    assert [answers[n] for n in stayers] == expected
+    for worker in ("prefill-0", "decode-0"):
+        stack.wait_idle(worker)
+
+
+def test_leaving_while_the_prompt_is_still_computed(stack: Stack) -> None:
+    async def leave() -> None:
+        async with httpx.AsyncClient(base_url=stack.url, timeout=0.15) as client:
+            for n in range(12):
+                with pytest.raises(httpx.ReadTimeout):
+                    await complete(client, prompt_of(1500, VOCAB_SIZE, seed=n), max_tokens=200)
+
+    asyncio.run(leave())
+    for worker in ("prefill-0", "decode-0"):
+        stack.wait_idle(worker)
+
+
+async def under_load(
+    stack: Stack, strike: Any, *, num_requests: int = 24, num_tokens: int = 60
+) -> list[tuple[int, float, dict[str, Any]]]:
+    """Strike while requests are in all stages; return (status, seconds after the strike, body)."""
+    struck_at = 0.0
+
+    async def one(client: httpx.AsyncClient, n: int) -> tuple[int, float, dict[str, Any]]:
+        response = await client.post(
+            "/v1/completions",
+            json={
+                "model": "model",
+                "prompt": prompt_of(100 + 37 * n % 600, VOCAB_SIZE, seed=n),
+                "max_tokens": num_tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+                "return_token_ids": True,
+            },
+        )
+        return response.status_code, time.monotonic() - struck_at, response.json()
+
+    async with httpx.AsyncClient(base_url=stack.url, timeout=120) as client:
+        tasks = [asyncio.create_task(one(client, n)) for n in range(num_requests)]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        struck_at = time.monotonic()
+        strike()
+        return await asyncio.gather(*tasks)
+
+
+def test_c20_killed_prefill_worker_costs_nobody_the_answer(stack: Stack, model_path: Path) -> None:
+    results = asyncio.run(under_load(stack, lambda: stack.kill("prefill-0")))
+    # Every request is retried on decode alone, and says what it would have said.
+    assert {status for status, _, _ in results} == {200}
+    prompts = [prompt_of(100 + 37 * n % 600, VOCAB_SIZE, seed=n) for n in range(24)]
+    expected = generate_reference(model_path, prompts, num_tokens=60)
+    assert [body["choices"][0]["token_ids"] for _, _, body in results] == expected
+    stack.wait_idle("decode-0")
+    # And a new life of the worker is used again.
+    stack.start("prefill-0")
+    stack.wait_ready()
+    (answer,) = asyncio.run(complete_all(stack.url, [prompt_of(300, VOCAB_SIZE, seed=99)]))
+    assert answer["sluice"]["path"] == "disaggregated"
+    for worker in ("prefill-0", "decode-0"):
+        stack.wait_idle(worker)
+
+
+def test_killed_decode_worker_ends_requests_with_one_clear_error(stack: Stack) -> None:
+    results = asyncio.run(under_load(stack, lambda: stack.kill("decode-0")))
+    failed = [(status, after_s, body) for status, after_s, body in results if status != 200]
+    assert failed
+    for status, after_s, body in failed:
+        assert status == 503, body
+        assert after_s < END_S
+        assert body["error"]["message"]
+    stack.start("decode-0")
+    stack.wait_ready()
+    (answer,) = asyncio.run(complete_all(stack.url, [prompt_of(300, VOCAB_SIZE, seed=98)]))
+    assert answer["usage"]["completion_tokens"] == 16
+    # The leases of the dead reader run out.
+    for worker in ("prefill-0", "decode-0"):
+        stack.wait_idle(worker)
+
+
+def test_i06_frozen_prefill_worker_frees_nothing_before_proof(stack: Stack) -> None:
+    def freeze() -> None:
+        stack.kill("prefill-0", signal_number=signal.SIGSTOP)
+
+    results = asyncio.run(under_load(stack, freeze))
+    assert {status for status, _, _ in results} == {200}
+    stack.wait_idle("decode-0")
+    stack.kill("prefill-0", signal_number=signal.SIGCONT)
+    stack.wait_ready()
+    for worker in ("prefill-0", "decode-0"):
+        stack.wait_idle(worker)
+
+
+def test_h02_killed_router_leaves_no_block_behind(stack: Stack) -> None:
+    async def ask() -> None:
+        async with httpx.AsyncClient(base_url=stack.url, timeout=60) as client:
+            tasks = [
+                asyncio.create_task(
+                    complete(client, prompt_of(400, VOCAB_SIZE, seed=n), max_tokens=400)
+                )
+                for n in range(8)
+            ]
+            await asyncio.sleep(0.3)
+            stack.kill("router")
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(ask())
+    stack.start("router")
+    stack.wait_ready()
+    for worker in ("prefill-0", "decode-0"):
+        stack.wait_idle(worker, timeout_s=20)
