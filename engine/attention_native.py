@@ -40,8 +40,8 @@ class NativeAttention:
 
     def __init__(self, plan: ForwardPlan, pool: KVPool, library: NativeLibrary) -> None:
         self.library = library
-        self._layout = pool.layout
-        self._plan = plan
+        # Held, because the step structure has their addresses.
+        self._pool, self._plan = pool, plan
         self._groups = (Group * len(plan.block_tables))(
             *(
                 Group(slots=slots.data_ptr(), blocks=table.data_ptr(), table_width=table.shape[1])
@@ -74,7 +74,7 @@ class NativeAttention:
         """See ``PagedAttention.attend``."""
         sinks = None if sinks is None else sinks.detach().float().contiguous()
         attention = attention_structure(
-            self._layout,
+            self._pool.layout,
             layer,
             num_heads=query.shape[1],
             scaling=scaling,

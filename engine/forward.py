@@ -1,5 +1,6 @@
 """One forward of the model over a step's plan."""
 
+import logging
 from typing import Any
 
 import torch
@@ -9,7 +10,10 @@ from engine.attention_native import NativeAttention
 from engine.attention_reference import ReferenceAttention
 from engine.kv_pool import KVPool
 from engine.loading import LoadedModel
+from engine.native_layers import replace_head, replace_layers
 from engine.plan import ForwardPlan
+
+log = logging.getLogger(__name__)
 
 
 class PagedModel:
@@ -21,6 +25,10 @@ class PagedModel:
         self.kv_pool = KVPool(loaded.spec.kv_layout(block_size), num_blocks, device=loaded.device)
         self._module: Any = loaded.module
         self._library = loaded.library
+        if self._library is not None:
+            num_replaced = replace_layers(self._module, self._library, self.kv_pool.layout)
+            replace_head(self._module, self._library)
+            log.info("layers compiled=%d of=%d", num_replaced, len(self.spec.layers))
         # A mask that is four-dimensional is taken as made: transformers then skips making one.
         self._no_mask = torch.zeros(1, 1, 1, 1, device=loaded.device)
 
