@@ -36,6 +36,7 @@ class Pump:
         self._soon: asyncio.Handle | None = None
         self._is_armed = False
         self._num_reads = 0
+        self._drained = asyncio.Event()
         self._readers: set[Hashable] = set()
         self._is_closed = False
 
@@ -52,6 +53,8 @@ class Pump:
     def read_ended(self) -> None:
         """A read ended by ``Transport.tear_down``; ``on_outcome`` is not called for it."""
         self._num_reads -= 1
+        if self._num_reads == 0:
+            self._drained.set()
 
     def serve(self, reader: Hashable, *, active: bool) -> None:
         """``reader`` says whether reads of it are outstanding. A lost reader is inactive."""
@@ -60,6 +63,22 @@ class Pump:
             return
         self._readers.add(reader)
         self._hurry()
+
+    async def drain(self, *, timeout_s: float) -> bool:
+        """Wait until no own read is outstanding; return whether that came within ``timeout_s``.
+
+        For an orderly stop: a source that serves over TCP may not survive that a reader goes away
+        in the middle of a read.
+        """
+        self._drained.clear()
+        if self._num_reads <= 0 or self._is_closed:
+            return self._num_reads <= 0
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._drained.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def close(self) -> None:
         """Stop for good. No outcome is reported any more."""
@@ -96,7 +115,7 @@ class Pump:
             self._is_armed = True
             self._timer.arm(self._interval())
         for outcome in outcomes:
-            self._num_reads -= 1
+            self.read_ended()
             if self._on_outcome is not None and not self._is_closed:
                 self._on_outcome(outcome)
 

@@ -125,3 +125,14 @@ async def test_close_reports_nothing_more(pair: Pair) -> None:
     assert pump.is_idle
     await asyncio.sleep(0)
     assert reported == []
+
+
+async def test_drain_waits_for_own_reads_and_no_longer(pair: Pair) -> None:
+    pump = Pump(pair.reader, interval_s=0.0001)
+    assert await pump.drain(timeout_s=5)
+    pair.reader.read(P, [Extent(0, 0, 8)])
+    pump.read_posted()
+    assert not await pump.drain(timeout_s=0.01)
+    pair.reader.finish()
+    assert await pump.drain(timeout_s=5)
+    pump.close()
