@@ -29,6 +29,7 @@ from bench.transformers_task import Runs, Task
 WARM_UP_TOKENS = 16
 _ROOT = Path(__file__).parents[1]
 _STOP_TIMEOUT_S = 30.0
+_SETTLE_S = 1.0
 _IDLE_S = 3.0
 _GENERATE_TIMEOUT_S = 1_800.0
 
@@ -56,9 +57,6 @@ def measure_served(system: ServedSystem, plan: LoadPlan, logs: Path) -> Result:
     """
     result = Result()
     with _running(system, result, logs):
-        idle_from = cpu_seconds(descendants())
-        time.sleep(_IDLE_S)
-        result.processes["idle_cores"] = (cpu_seconds(descendants()) - idle_from) / _IDLE_S
         for concurrency in plan.concurrency:
             asyncio.run(
                 _load(
@@ -84,6 +82,7 @@ def measure_served(system: ServedSystem, plan: LoadPlan, logs: Path) -> Result:
                 _show(system.name, concurrency, f"repeat {repeat + 1}/{plan.repeats}", run)
             _record(result, system.name, concurrency, runs)
             _note_memory(result)
+        result.processes["idle_cores"] = _idle_cores()
     return result
 
 
@@ -166,6 +165,14 @@ def _uninterrupted() -> Generator[None]:
             before = signal.signal(number, signal.SIG_IGN)
             restore.callback(signal.signal, number, before)
         yield
+
+
+def _idle_cores() -> float:
+    """Return the CPUs in use once the last answer's work is done."""
+    time.sleep(_SETTLE_S)
+    before = cpu_seconds(descendants())
+    time.sleep(_IDLE_S)
+    return (cpu_seconds(descendants()) - before) / _IDLE_S
 
 
 def _answers(url: str) -> bool:

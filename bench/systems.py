@@ -12,7 +12,7 @@ from bench import peers
 SERVED_NAME = "bench"
 _ROOT = Path(__file__).parents[1]
 _PROXY = _ROOT / "bench" / "vllm_proxy.py"
-_NO_PROGRESS_THREAD = _ROOT / "bench" / "nixl_without_thread"
+_PAUSING_THREAD = _ROOT / "bench" / "nixl_pausing_thread"
 
 _VLLM_ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "2",
@@ -77,8 +77,8 @@ def vllm(model: Path) -> ServedSystem:
 def vllm_1p1d(model: Path, *, cores: Sequence[int]) -> ServedSystem:
     """Return two vLLM engines joined by its NixlConnector, half of ``cores`` each.
 
-    NIXL's progress thread is off: it spins, and where engines share cores that costs more than
-    the model does.
+    NIXL's progress thread pauses between its rounds. As shipped it spins, and where engines share
+    cores that costs more than the model does.
     """
     half = max(1, len(cores) // 2)
     prefill = _vllm_half("prefill", "kv_producer", model, cores[:half])
@@ -96,13 +96,18 @@ def vllm_1p1d(model: Path, *, cores: Sequence[int]) -> ServedSystem:
 def _vllm_half(name: str, role: str, model: Path, cores: Sequence[int]) -> Server:
     port = free_port()
     command = _vllm_command(model, port)
-    transfer = {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}
+    transfer = {
+        "kv_connector": "NixlConnector",
+        "kv_role": role,
+        "kv_buffer_device": "cpu",
+        "kv_connector_extra_config": {"num_threads": 0},
+    }
     command += ["--kv-transfer-config", json.dumps(transfer)]
     environment = {
         **_VLLM_ENVIRONMENT,
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in cores),
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
-        "PYTHONPATH": str(_NO_PROGRESS_THREAD),
+        "PYTHONPATH": str(_PAUSING_THREAD),
     }
     return Server(name, command, f"http://127.0.0.1:{port}/health", environment)
 
