@@ -151,4 +151,5 @@ def _is_bare_end(event: object) -> bool:
     match event:
         case {"choices": [{"text": "", "finish_reason": str()}]}:
             return True
-    return False
+        case _:
+            return False

@@ -177,7 +177,7 @@ def _idle_cores() -> float:
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(url, timeout=5.0, trust_env=False).status_code == httpx.codes.OK
+        return httpx.get(url, timeout=5.0, trust_env=False).is_success
     except httpx.HTTPError:
         return False
 

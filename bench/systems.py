@@ -55,10 +55,8 @@ def sluice(name: str, model: Path, work: Path, *, prefill: int) -> ServedSystem:
     ``work`` receives its config file.
     """
     config = work / f"{name}.yaml"
-    config.write_text(
-        f"model: {{model: {model}, served_name: {SERVED_NAME}, dtype: bfloat16}}\n",
-        encoding="utf-8",
-    )
+    section = {"model": str(model), "served_name": SERVED_NAME, "dtype": "bfloat16"}
+    config.write_text(json.dumps({"model": section}), encoding="utf-8")  # JSON is YAML
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "deploy.main", "serve", "--config", str(config)]

@@ -27,7 +27,9 @@ class _StepClock(LogitsProcessor):
     def __init__(self) -> None:
         self.times: list[float] = []
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> Any:  # noqa: ANN401, ARG002
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> Any:  # noqa: ANN401, ARG002
+        if scores.is_cuda:
+            torch.cuda.synchronize()
         self.times.append(time.perf_counter())
         return scores
 
@@ -35,7 +37,7 @@ class _StepClock(LogitsProcessor):
 def _load(folder: str) -> Any:  # noqa: ANN401 - transformers' models are untyped
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     model.generation_config.eos_token_id = None  # as ignore_eos does
-    return model.eval()
+    return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _run_batches(model: Any, plan: LoadPlan, batch: int, rounds: int, seed: str) -> LoadRun:  # noqa: ANN401
@@ -43,7 +45,8 @@ def _run_batches(model: Any, plan: LoadPlan, batch: int, rounds: int, seed: str)
         [
             [make_prompt(plan.prompt_tokens, f"{seed}/{row}/{turn}") for row in range(batch)]
             for turn in range(rounds)
-        ]
+        ],
+        device=model.device,
     )
     samples: list[RequestSample] = []
     started = time.perf_counter()
