@@ -124,6 +124,11 @@ class BlockReadings:
         return {state: self._pool.count(state) for state in BlockState}
 
     @property
+    def num_blocks(self) -> int:
+        """Size of the pool."""
+        return self._pool.num_blocks
+
+    @property
     def num_allocatable(self) -> int:
         """Blocks that can be had now: FREE, or CACHED and so evictable."""
         return self._pool.num_allocatable

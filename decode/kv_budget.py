@@ -18,7 +18,7 @@ class KVBudget:
         self._layout = layout
         self._fingerprint = fingerprint
         self._has_windows = any(group.window is not None for group in layout.groups)
-        self.num_blocks = sum(blocks.counts().values())
+        self.num_blocks = blocks.num_blocks
         self.promised = 0
 
     def blocks_for(self, num_tokens: int) -> int:

@@ -4,7 +4,6 @@ Pure: no clock, no I/O. Steps are scheduled before the output of earlier ones is
 count as settled, and tokens as known, only when their step has completed.
 """
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -17,7 +16,8 @@ from core.kv_layout import KVLayout
 from core.messages import FinishReason
 from decode.kv_budget import KVBudget
 from decode.sequence import Progress, Sequence
-from decode.state import Action, Event, State, advance
+from decode.sequence_table import SequenceTable
+from decode.state import Action, Event, State
 from engine.batch import SequenceInput, SlotOpening, StepBatch, StepOutput
 
 
@@ -36,10 +36,7 @@ class _Part:
 class DecodeScheduler:
     """Owns the sequences and, through them, every block that is not cached.
 
-    Invariants (``check_invariants``):
-        * a slot belongs to at most one running sequence;
-        * ``promised`` is the sum over sequences that are receiving;
-        * a sequence that is WAITING or GONE owns no block.
+    Invariants: those of ``SequenceTable`` and ``BlockManager``; ``check_invariants`` asserts both.
     """
 
     def __init__(
@@ -48,18 +45,8 @@ class DecodeScheduler:
         self._blocks = blocks
         self._budget = KVBudget(blocks, layout, fingerprint=fingerprint)
         self._config = config
-        self._sequences: dict[Owner, Sequence] = {}
-        self._waiting: deque[Sequence] = deque()
-        self._ready: deque[Sequence] = deque()
-        self._running: list[Sequence] = []  # in order of admission: the last is the first victim
-        self._free_slots = [Slot(index) for index in reversed(range(config.max_num_seqs))]
-        self._queues: dict[State, deque[Sequence] | list[Sequence]] = {
-            State.WAITING: self._waiting,
-            State.READY: self._ready,
-            State.RUNNING: self._running,
-        }
+        self._table = SequenceTable(blocks, self._budget, max_num_seqs=config.max_num_seqs)
         self._steps: dict[StepSeq, list[_Part]] = {}
-        self.num_preemptions = 0
         self.num_stale_outputs = 0
 
     # Sequences in and out
@@ -82,11 +69,11 @@ class DecodeScheduler:
                 f"{self._budget.num_blocks}; shorten the prompt or lower max_tokens",
                 field="max_tokens",
             )
-        self._sequences[sequence.owner] = sequence
+        if remote:
+            sequence.state = State.REMOTE
+        self._table.add(sequence)
         if not remote:
-            self._waiting.append(sequence)
             return
-        sequence.state = State.REMOTE
         cached = self._budget.usable_hit(sequence)
         if self._budget.blocks_for(sequence.num_tokens) > self._available():
             cached = 0  # pinning the hit could starve what runs
@@ -104,12 +91,12 @@ class DecodeScheduler:
         The first ticket reserves the whole prompt, so that two half-received sequences cannot wait
         for each other's blocks.
         """
-        sequence = self._sequences[owner]
+        sequence = self._table[owner]
         targets = list(targets)
         count = sum(target.count for target in targets)
         if sequence.promised_blocks == 0:
             need = self._budget.blocks_for(sequence.num_tokens - sequence.num_computed)
-            preempted_first = self._waiting and self._waiting[0].num_preemptions
+            preempted_first = self._table.waiting and self._table.waiting[0].num_preemptions
             if preempted_first or need > self._available():
                 return None
             self._budget.promise(sequence, need)
@@ -122,21 +109,19 @@ class DecodeScheduler:
 
     def deliver(self, owner: Owner, first_token: int) -> None:
         """All KV of a remote sequence is here; ``first_token`` is its next output."""
-        sequence = self._sequences[owner]
-        self._apply(sequence, Event.DELIVERED)
-        self._budget.promise(sequence, 0)
+        sequence = self._table[owner]
         sequence.num_computed = sequence.num_settled = sequence.num_tokens
         self._budget.settle(sequence, sequence.num_tokens)
         sequence.output_token_ids.append(first_token)
         sequence.num_known = sequence.num_tokens
-        self._ready.append(sequence)
+        self._table.make_ready(sequence)
 
     def finish_delivered(self, owner: Owner) -> FinishReason | None:
         """End a READY sequence whose first token was its last; None: it goes on."""
-        sequence = self._sequences[owner]
-        reason = self._finish_reason(sequence, sequence.output_token_ids[-1])
+        sequence = self._table[owner]
+        reason = _finish_reason(sequence)
         if reason is not None:
-            self._end(sequence, Event.FINISHED)
+            self._table.end(sequence, Event.FINISHED)
         return reason
 
     def abort(self, owner: Owner) -> bool:
@@ -144,18 +129,18 @@ class DecodeScheduler:
 
         Returns whether reads of it must be cancelled. Unknown owners are ignored.
         """
-        sequence = self._sequences.get(owner)
+        sequence = self._table.get(owner)
         if sequence is None:
             return False
-        return Action.CANCEL_READS in self._end(sequence, Event.ABORTED)
+        return Action.CANCEL_READS in self._table.end(sequence, Event.ABORTED)
 
     def lose_prefill(self, owner: Owner) -> None:
         """End a remote sequence whose KV will not come."""
-        self._end(self._sequences[owner], Event.PREFILL_LOST)
+        self._table.end(self._table[owner], Event.PREFILL_LOST)
 
     def get(self, owner: Owner) -> Sequence | None:
         """Return the live sequence of ``owner``."""
-        return self._sequences.get(owner)
+        return self._table.get(owner)
 
     # Steps
 
@@ -193,11 +178,11 @@ class DecodeScheduler:
                 token = token_of_slot[part.slot]
                 sequence.num_sampling -= 1
                 sequence.output_token_ids.append(token.token_id)
-                reason = self._finish_reason(sequence, token.token_id)
+                reason = _finish_reason(sequence)
                 progress.append(Progress(sequence, token.token_id, token.logprobs, reason))
             self._budget.settle(sequence, part.num_tokens)
             if part.samples and progress[-1].finish_reason is not None:
-                self._end(sequence, Event.FINISHED)
+                self._table.end(sequence, Event.FINISHED)
         return progress
 
     def fail_step(self, step: StepSeq) -> None:
@@ -208,36 +193,27 @@ class DecodeScheduler:
     @property
     def num_running(self) -> int:
         """Sequences in the batch or ready for it."""
-        return len(self._running) + len(self._ready)
+        return len(self._table.running) + len(self._table.ready)
 
     @property
     def num_waiting(self) -> int:
         """Sequences that are not in the batch yet, the remote ones included."""
-        return len(self._sequences) - self.num_running
+        return len(self._table) - self.num_running
 
     @property
     def num_queued_tokens(self) -> int:
         """Tokens that are still to be computed here before their sequence's next token."""
-        waiting = sum(sequence.num_tokens for sequence in self._waiting)
-        return waiting + sum(max(0, s.num_known - s.num_computed) for s in self._running)
+        waiting = sum(sequence.num_tokens for sequence in self._table.waiting)
+        return waiting + sum(max(0, s.num_known - s.num_computed) for s in self._table.running)
 
     @property
-    def owners(self) -> list[Owner]:
-        """Of all live sequences."""
-        return list(self._sequences)
-
-    @property
-    def has_steps_in_flight(self) -> bool:
-        """Whether a dispatched step has not completed."""
-        return bool(self._steps)
+    def num_preemptions(self) -> int:
+        """Sequences that gave their blocks up, since the start."""
+        return self._table.num_preemptions
 
     def check_invariants(self) -> None:
         """Assert the invariants above: for tests and an idle worker."""
-        slots = [s.slot for s in self._running if s.slot is not None] + self._free_slots
-        assert sorted(slots) == list(range(self._config.max_num_seqs)), f"slots lost: {slots}"
-        assert self._budget.promised == sum(s.promised_blocks for s in self._sequences.values())
-        for sequence in self._waiting:
-            assert not self._blocks.holds(sequence.owner), f"{sequence.owner} waits with blocks"
+        self._table.check_invariants()
         self._blocks.check_invariants()
 
     # Choosing
@@ -255,8 +231,8 @@ class DecodeScheduler:
         num_preemptions = self.num_preemptions
         budget = self._config.max_batch_tokens
         resting: set[Owner] = set()
-        decoding = [s for s in self._running if s.num_computed >= s.num_known]
-        prefilling = [s for s in self._running if s.num_computed < s.num_known]
+        decoding = [s for s in self._table.running if s.num_computed >= s.num_known]
+        prefilling = [s for s in self._table.running if s.num_computed < s.num_known]
         for sequence in [*decoding, *prefilling]:
             if budget == 0:
                 break
@@ -284,11 +260,11 @@ class DecodeScheduler:
             try:
                 self._blocks.grow(sequence.owner, sequence.num_computed + num_tokens)
             except OutOfBlocksError:
-                victim = self._ready[-1] if self._ready else self._running[-1]
+                victim = self._table.ready[-1] if self._table.ready else self._table.running[-1]
                 if victim.num_steps_in_flight or victim.owner in resting:
                     resting.add(victim.owner)
                     return False
-                self._preempt(victim)
+                self._table.preempt(victim)
                 if victim is sequence:
                     return False
             else:
@@ -298,21 +274,21 @@ class DecodeScheduler:
         """Add READY and WAITING sequences to ``chosen`` while tokens, slots and blocks last."""
         budget = self._config.max_batch_tokens - sum(num_tokens for _, num_tokens in chosen)
         openings: list[SlotOpening] = []
-        while budget and self._free_slots and self._ready:
+        while budget and self._table.free_slots and self._table.ready:
             # Received KV goes first: it holds blocks and needs one token only (C19).
-            sequence = self._ready[0]
+            sequence = self._table.ready[0]
             try:
                 self._blocks.grow(sequence.owner, sequence.num_known)
             except OutOfBlocksError:
                 if chosen or self._steps:
                     return openings  # what runs will give blocks back
-                self._preempt(self._ready[-1])
+                self._table.preempt(self._table.ready[-1])
                 continue
             openings.append(self._start(sequence))
             chosen.append((sequence, 1))
             budget -= 1
-        while budget and self._free_slots and self._waiting:
-            sequence = self._waiting[0]
+        while budget and self._table.free_slots and self._table.waiting:
+            sequence = self._table.waiting[0]
             if not self._admit_waiting(sequence):
                 break
             openings.append(self._start(sequence))
@@ -337,13 +313,8 @@ class DecodeScheduler:
         return self._budget.available(num_running=self.num_running)
 
     def _start(self, sequence: Sequence) -> SlotOpening:
-        self._apply(sequence, Event.ADMITTED)
-        sequence.slot = self._free_slots.pop()
-        sequence.epoch += 1
-        sequence.num_sampling = sequence.num_steps_in_flight = 0
-        self._running.append(sequence)
         return SlotOpening(
-            slot=sequence.slot,
+            slot=self._table.start(sequence),
             sampling=sequence.sampling,
             prompt_token_ids=sequence.prompt_token_ids,
             output_token_ids=tuple(sequence.output_token_ids),
@@ -371,39 +342,10 @@ class DecodeScheduler:
             sample=part.samples,
         )
 
-    # Ends
 
-    def _preempt(self, victim: Sequence) -> None:
-        self.num_preemptions += 1
-        victim.num_preemptions += 1
-        self._apply(victim, Event.PREEMPTED)
-        victim.num_computed = victim.num_settled = 0
-        self._waiting.appendleft(victim)
-
-    def _end(self, sequence: Sequence, event: Event) -> tuple[Action, ...]:
-        actions = self._apply(sequence, event)
-        self._budget.promise(sequence, 0)
-        self._sequences.pop(sequence.owner, None)
-        return actions
-
-    def _apply(self, sequence: Sequence, event: Event) -> tuple[Action, ...]:
-        before = sequence.state
-        sequence.state, actions = advance(before, event)
-        if before in self._queues:
-            self._queues[before].remove(sequence)
-        if Action.RELEASE_BLOCKS in actions:
-            self._blocks.release(sequence.owner)
-        if Action.FREE_SLOT in actions and sequence.slot is not None:
-            self._free_slots.append(sequence.slot)
-            sequence.slot = None
-        return actions
-
-    def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
-        if (
-            token_id in sequence.sampling.stop_token_ids
-            and len(sequence.output_token_ids) > sequence.sampling.min_tokens
-        ):
-            return "stop"
-        if len(sequence.output_token_ids) >= sequence.sampling.max_tokens:
-            return "length"
-        return None
+def _finish_reason(sequence: Sequence) -> FinishReason | None:
+    """Whether the last output token ends the sequence."""
+    sampling, outputs = sequence.sampling, sequence.output_token_ids
+    if outputs[-1] in sampling.stop_token_ids and len(outputs) > sampling.min_tokens:
+        return "stop"
+    return "length" if len(outputs) >= sampling.max_tokens else None

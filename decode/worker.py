@@ -16,18 +16,13 @@ from core.messages import (
     Compatibility,
     Failed,
     Generate,
-    Heartbeat,
     Hello,
     Refused,
     Welcome,
-    WorkerLoad,
 )
-from core.metrics import MetricsServer
-from core.router_link import RouterLink
 from core.tasks import run_until
-from core.version import VERSION
 from core.worker_context import WorkerContext
-from core.worker_metrics import WorkerMetrics
+from core.worker_report import WorkerReport
 from decode.receiver import Delivery, Loss, Memory, Receiver
 from decode.scheduler import DecodeScheduler
 from decode.sequence import Progress, Sequence
@@ -101,21 +96,24 @@ class DecodeWorker:
             incarnation=self._incarnation,
             welcome=self._welcome,
         )
-        self._metrics = self._make_metrics()
-        self._receiver = self._make_receiver() if config.deploy.prefill else None
-        self._metrics_server = MetricsServer(self._metrics.registry, host=context.host)
-        self._router = RouterLink(
-            context.router_address,
-            keys=context.keys,
-            worker_id=context.worker_id,
+        self._report = WorkerReport(
+            "decode",
+            context,
             incarnation=self._incarnation,
-            heartbeat=self._heartbeat,
+            address=self._server.address,
+            max_model_len=engine.max_model_len,
+            queues=self._scheduler,
+            pool=self._blocks,
         )
+        self._report.describe(engine.layout, fingerprint=engine.spec.fingerprint)
+        self._metrics = self._report.metrics
+        self._metrics.registry.register(BlockCollector(self._blocks, role="decode"))
+        self._receiver = self._make_receiver() if config.deploy.prefill else None
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` or until a part of the worker fails."""
         log.info("event=ready address=%s incarnation=%s", self._server.address, self._incarnation)
-        parts = [self._receive(), self._steps.run(), self._router.run()]
+        parts = [self._receive(), self._steps.run(), self._report.run()]
         if self._receiver is not None:
             parts.append(self._receiver.run())
         await run_until(stop, *parts)
@@ -126,7 +124,7 @@ class DecodeWorker:
         if self._receiver is not None:
             self._receiver.close()
         self._server.close()
-        self._metrics_server.close()
+        self._report.close()
 
     # Messages
 
@@ -294,50 +292,11 @@ class DecodeWorker:
             ),
         )
 
-    # Reports
-
-    def _load(self) -> WorkerLoad:
-        return WorkerLoad(
-            running=self._scheduler.num_running,
-            waiting=self._scheduler.num_waiting,
-            queued_tokens=self._scheduler.num_queued_tokens,
-            free_blocks=self._blocks.num_allocatable,
-            total_blocks=self._engine.pool.num_blocks,
-        )
-
-    def _heartbeat(self) -> Heartbeat:
-        return Heartbeat(
-            worker_id=self._context.worker_id,
-            role="decode",
-            incarnation=self._incarnation,
-            address=self._server.address,
-            model=self._context.served_name,
-            max_model_len=self._engine.max_model_len,
-            load=self._load(),
-            metrics_address=self._metrics_server.address,
-        )
-
     def _count_preemptions(self) -> None:
         new = self._scheduler.num_preemptions - self._num_preemptions_seen
         if new:
             self._metrics.count_preemptions(new)
             self._num_preemptions_seen += new
-
-    def _make_metrics(self) -> WorkerMetrics:
-        metrics = WorkerMetrics("decode")
-        metrics.export_load(self._load)
-        metrics.registry.register(BlockCollector(self._blocks, role="decode"))
-        metrics.describe(
-            version=VERSION,
-            config={
-                "model": self._context.served_name,
-                "kv_dtype": self._engine.layout.dtype,
-                "block_size": str(self._engine.layout.block_size),
-                "compatibility": self._engine.spec.fingerprint[:16],
-                "transport": self._context.config.transfer.transport,
-            },
-        )
-        return metrics
 
     def _make_receiver(self) -> Receiver:
         context, engine = self._context, self._engine

@@ -81,7 +81,7 @@ class PrefillScheduler:
         self._layout = layout
         self._config = config
         self._fingerprint = fingerprint
-        self._num_blocks = sum(blocks.counts().values())
+        self._num_blocks = blocks.num_blocks
         self._waiting: deque[Prompt] = deque()
         self._running: list[Prompt] = []
         self._prompt_of: dict[Owner, Prompt] = {}

@@ -13,7 +13,6 @@ from core.ids import Incarnation, new_incarnation
 from core.messages import (
     AnyMessage,
     Compatibility,
-    Heartbeat,
     Hello,
     PieceId,
     Prefill,
@@ -24,14 +23,10 @@ from core.messages import (
     Renew,
     Welcome,
     Withdraw,
-    WorkerLoad,
 )
-from core.metrics import MetricsServer
-from core.router_link import RouterLink
 from core.tasks import run_until
-from core.version import VERSION
 from core.worker_context import WorkerContext
-from core.worker_metrics import WorkerMetrics
+from core.worker_report import WorkerReport
 from engine.batch import StepBatch, StepOutput
 from engine.startup import Engine, start_engine
 from engine.step_loop import StepLoop
@@ -120,21 +115,24 @@ class PrefillWorker:
             incarnation=self._incarnation,
             welcome=self._welcome,
         )
-        self._metrics = self._make_metrics()
-        self._metrics_server = MetricsServer(self._metrics.registry, host=context.host)
-        self._router = RouterLink(
-            context.router_address,
-            keys=context.keys,
-            worker_id=context.worker_id,
+        self._report = WorkerReport(
+            "prefill",
+            context,
             incarnation=self._incarnation,
-            heartbeat=self._heartbeat,
+            address=self._server.address,
+            max_model_len=engine.max_model_len,
+            queues=self._scheduler,
+            pool=self._blocks,
         )
+        self._report.describe(engine.layout, fingerprint=engine.spec.fingerprint)
+        self._metrics = self._report.metrics
+        self._export_transfers()
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` or until a part of the worker fails."""
         log.info("event=ready address=%s incarnation=%s", self._server.address, self._incarnation)
         await run_until(
-            stop, self._receive(), self._steps.run(), self._router.run(), self._expire_leases()
+            stop, self._receive(), self._steps.run(), self._report.run(), self._expire_leases()
         )
 
     def close(self) -> None:
@@ -143,7 +141,7 @@ class PrefillWorker:
         self._pump.close()
         self._transport.close()
         self._server.close()
-        self._metrics_server.close()
+        self._report.close()
 
     # Messages
 
@@ -295,45 +293,11 @@ class PrefillWorker:
             self._metrics.count_prompt(computed=offer.prompt.num_tokens - cached, cached=cached)
             self._metrics.count_generated(1)
 
-    # Reports
-
-    def _load(self) -> WorkerLoad:
-        return WorkerLoad(
-            running=self._scheduler.num_running,
-            waiting=self._scheduler.num_waiting,
-            queued_tokens=self._scheduler.num_queued_tokens,
-            free_blocks=self._blocks.num_allocatable,
-            total_blocks=self._engine.pool.num_blocks,
-        )
-
-    def _heartbeat(self) -> Heartbeat:
-        return Heartbeat(
-            worker_id=self._context.worker_id,
-            role="prefill",
-            incarnation=self._incarnation,
-            address=self._server.address,
-            model=self._context.served_name,
-            max_model_len=self._engine.max_model_len,
-            load=self._load(),
-            metrics_address=self._metrics_server.address,
-        )
-
-    def _make_metrics(self) -> WorkerMetrics:
-        metrics = WorkerMetrics("prefill")
-        metrics.export_load(self._load)
-        metrics.registry.register(BlockCollector(self._blocks, role="prefill"))
-        metrics.describe(
-            version=VERSION,
-            config={
-                "model": self._context.served_name,
-                "kv_dtype": self._engine.layout.dtype,
-                "block_size": str(self._engine.layout.block_size),
-                "compatibility": self._engine.spec.fingerprint[:16],
-                "transport": self._context.config.transfer.transport,
-            },
-        )
+    def _export_transfers(self) -> None:
+        registry = self._metrics.registry
+        registry.register(BlockCollector(self._blocks, role="prefill"))
         transfers = TransferMetrics(
-            self._book.stats, metrics.registry, role="prefill", transport=self._transport.name
+            self._book.stats, registry, role="prefill", transport=self._transport.name
         )
         transfers.gauge(
             "sluice_kv_leases", "Requests with tickets out", lambda: self._book.num_leased
@@ -343,7 +307,6 @@ class PrefillWorker:
             "Bytes of the registered pool",
             lambda: self._engine.pool.nbytes,
         )
-        return metrics
 
 
 def _refuse_outcome(outcome: ReadOutcome) -> None:

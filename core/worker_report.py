@@ -1,0 +1,120 @@
+"""What a worker tells the outside: heartbeats to the router, metrics to Prometheus."""
+
+from typing import Protocol
+
+from core.ids import Incarnation
+from core.kv_layout import KVLayout
+from core.messages import Heartbeat, Role, WorkerLoad
+from core.metrics import MetricsServer
+from core.router_link import RouterLink
+from core.version import VERSION
+from core.worker_context import WorkerContext
+from core.worker_metrics import WorkerMetrics
+
+
+class Queues(Protocol):
+    """What the report reads of a scheduler."""
+
+    @property
+    def num_running(self) -> int:
+        """Requests in the batch."""
+        ...
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests not in the batch yet."""
+        ...
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Tokens still to be prefilled."""
+        ...
+
+
+class Pool(Protocol):
+    """What the report reads of a block manager."""
+
+    @property
+    def num_allocatable(self) -> int:
+        """Blocks that can be handed out now."""
+        ...
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool."""
+        ...
+
+
+class WorkerReport:
+    """One worker's report. Belongs to one event loop; create it inside that loop."""
+
+    def __init__(
+        self,
+        role: Role,
+        context: WorkerContext,
+        *,
+        incarnation: Incarnation,
+        address: str,
+        max_model_len: int,
+        queues: Queues,
+        pool: Pool,
+    ) -> None:
+        self._role: Role = role
+        self._context = context
+        self._incarnation = incarnation
+        self._address = address
+        self._max_model_len = max_model_len
+        self._queues = queues
+        self._pool = pool
+        self.metrics = WorkerMetrics(role)
+        self.metrics.export_load(self._load)
+        self._metrics_server = MetricsServer(self.metrics.registry, host=context.host)
+        self._link = RouterLink(
+            context.router_address,
+            keys=context.keys,
+            worker_id=context.worker_id,
+            incarnation=incarnation,
+            heartbeat=self._heartbeat,
+        )
+
+    def describe(self, layout: KVLayout, *, fingerprint: str) -> None:
+        """Export what peers must agree on."""
+        self.metrics.describe(
+            version=VERSION,
+            config={
+                "model": self._context.served_name,
+                "kv_dtype": layout.dtype,
+                "block_size": str(layout.block_size),
+                "compatibility": fingerprint[:16],
+                "transport": self._context.config.transfer.transport,
+            },
+        )
+
+    async def run(self) -> None:
+        """Report to the router until cancelled."""
+        await self._link.run()
+
+    def close(self) -> None:
+        """Stop answering Prometheus."""
+        self._metrics_server.close()
+
+    def _load(self) -> WorkerLoad:
+        return WorkerLoad(
+            running=self._queues.num_running,
+            waiting=self._queues.num_waiting,
+            queued_tokens=self._queues.num_queued_tokens,
+            free_blocks=self._pool.num_allocatable,
+            total_blocks=self._pool.num_blocks,
+        )
+
+    def _heartbeat(self) -> Heartbeat:
+        return Heartbeat(
+            worker_id=self._context.worker_id,
+            role=self._role,
+            incarnation=self._incarnation,
+            address=self._address,
+            model=self._context.served_name,
+            max_model_len=self._max_model_len,
+            load=self._load(),
+            metrics_address=self._metrics_server.address,
+        )
