@@ -47,6 +47,8 @@ from transfer.transport import ReadOutcome, Transport
 
 log = logging.getLogger(__name__)
 
+DRAIN_TIMEOUT_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
@@ -183,8 +185,13 @@ class Receiver:
             except TimeoutError:
                 self._carry_out(self._reader.tick(self._clock()))
 
-    def close(self) -> None:
-        """End every channel and every read; nothing writes into the pool afterwards."""
+    async def close(self) -> None:
+        """End every read and every channel; nothing writes into the pool afterwards.
+
+        Reads in progress are let finish for a moment: over TCP, UCX aborts a source that meets
+        the read request of a reader that is gone.
+        """
+        await self._pump.drain(timeout_s=DRAIN_TIMEOUT_S)
         for source in self._sources.values():
             if source.task is not None:
                 source.task.cancel()

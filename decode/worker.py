@@ -58,7 +58,7 @@ async def run_decode(context: WorkerContext, stop: asyncio.Event) -> None:
     try:
         await worker.serve(stop)
     finally:
-        worker.close()
+        await worker.close()
 
 
 class DecodeWorker:
@@ -118,11 +118,11 @@ class DecodeWorker:
             parts.append(self._receiver.run())
         await run_until(stop, *parts)
 
-    def close(self) -> None:
-        """Stop everything that this worker has started."""
+    async def close(self) -> None:
+        """Stop everything that this worker has started, reads in progress last of all."""
         self._steps.close(timeout_s=CLOSE_TIMEOUT_S)
         if self._receiver is not None:
-            self._receiver.close()
+            await self._receiver.close()
         self._server.close()
         self._report.close()
 
