@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from core.errors import ConfigError
 from core.kv_layout import KVLayout
@@ -42,13 +40,12 @@ def start_engine(
     Raises:
         ConfigError: the model or a size in the config cannot be used.
     """
-    if engine.num_threads:
-        torch.set_num_threads(engine.num_threads)
     loaded = load_model(
         model_path,
         dtype=model.dtype,
         device=model.device,
         attention=engine.attention,
+        num_threads=engine.num_threads,
         max_model_len=model.max_model_len,
     )
     layout = loaded.spec.kv_layout(cache.block_size)

@@ -8,8 +8,6 @@ reads how to wait when it is loaded, so whoever starts a worker's process must p
 
 import os
 
-import torch
-
 
 def thread_environment(num_threads: int) -> dict[str, str]:
     """Return the environment of a worker's process that computes with ``num_threads`` (0: all)."""
@@ -35,6 +33,8 @@ def available_cores() -> int:
 
 def use_threads(num_threads: int) -> int:
     """Make torch compute with ``num_threads`` (0: all cores); return the count."""
+    import torch  # noqa: PLC0415 - whoever only starts workers never loads it
+
     count = num_threads or available_cores()
     torch.set_num_threads(count)
     return count

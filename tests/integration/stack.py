@@ -47,10 +47,9 @@ class Member:
 
 def run_member(member: Member) -> None:
     """Run in the member's own process."""
-    with contextlib.suppress(ImportError):
-        from engine.threads import thread_environment
+    from engine.threads import thread_environment
 
-        os.environ.update(thread_environment(member.config.engine.num_threads or 1))
+    os.environ.update(thread_environment(member.config.engine.num_threads))
     set_up_logging(member.config.log_level, worker=member.name)
     asyncio.run(serve(member))
 
@@ -120,6 +119,7 @@ class Stack:
     @contextmanager
     def open(cls, model_path: Path, **sections: Any) -> Iterator["Stack"]:
         """Start a stack with config ``sections`` and stop it completely at the end."""
+        sections = {"engine": {"num_threads": 1}} | sections
         stack = cls(model_path, SluiceConfig.parse(sections, source="test"))
         try:
             for name in stack._members:
