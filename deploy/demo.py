@@ -15,6 +15,7 @@ from core.logs import set_up_logging
 from deploy.api_client import ApiClient
 from deploy.demo_prompts import DEMO_PROMPTS, DemoPrompt
 from deploy.deployment import Deployment, StoppedEarly, running
+from deploy.stop_signals import StopInterrupt
 
 REQUEST_TIMEOUT_S = 120.0
 """Between two tokens of an answer."""
@@ -55,7 +56,12 @@ def run_demo(config: SluiceConfig) -> int:
     console = Console()
     try:
         with running(config, console) as deployment:
-            results = [_answer(deployment, p, console) for p in DEMO_PROMPTS]
+            try:
+                with deployment.interruptible():
+                    results = [_answer(deployment, prompt, console) for prompt in DEMO_PROMPTS]
+            except StopInterrupt:
+                console.print("\ninterrupted")
+                return EXIT_INTERRUPTED
             console.print(_table(results))
     except StoppedEarly:
         console.print("stopped before it was ready")

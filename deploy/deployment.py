@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from rich.console import Console
 
@@ -36,10 +36,17 @@ class StoppedEarly(SluiceError):  # noqa: N818 - not an error, but the way out o
 class Deployment:
     """A running deployment."""
 
-    def __init__(self, config: SluiceConfig, supervisor: Supervisor, session: RaySession) -> None:
+    def __init__(
+        self,
+        config: SluiceConfig,
+        supervisor: Supervisor,
+        session: RaySession,
+        signals: StopSignals,
+    ) -> None:
         self._config = config
         self._supervisor = supervisor
         self._session = session
+        self._signals = signals
         self.client = ApiClient(_url(config.router), timeout_s=2.0)
 
     @property
@@ -53,6 +60,13 @@ class Deployment:
         if event is not None:
             self._session.on_new_process()
         return event
+
+    def interruptible(self) -> AbstractContextManager[None]:
+        """Return a ``with`` block that a stop signal leaves by ``StopInterrupt``.
+
+        For waits on anything but ``next_event``, in the main thread.
+        """
+        return self._signals.interrupting()
 
     def wait_until_ready(self, console: Console) -> None:
         """Return once every worker is ready and a generation can pass.
@@ -117,7 +131,7 @@ def running(config: SluiceConfig, console: Console) -> Generator[Deployment]:
             try:
                 _announce(config, model, console)
                 supervisor.start(_launches(config, model, session))
-                deployment = Deployment(config, supervisor, session)
+                deployment = Deployment(config, supervisor, session, signals)
                 deployment.wait_until_ready(console)
                 console.print(f"ready in {time.monotonic() - started_s:.1f} s", highlight=False)
                 yield deployment

@@ -91,7 +91,7 @@ def _fetch_from_hub(model: str, revision: str | None) -> Path:
             allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"],
         )
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())[:120]
         raise ConfigError(
             f"model {model!r}: not a folder here, and not to be had from the model hub "
             f"({type(error).__name__}: {reason}); give a local folder or 'default'"

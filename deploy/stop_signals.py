@@ -16,6 +16,10 @@ EXIT_KILLED = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+class StopInterrupt(Exception):  # noqa: N818 - not an error, but the way out of a wait
+    """A stop signal came inside ``StopSignals.interrupting``."""
+
+
 class StopSignals:
     """Turns stop signals into ``StopRequested`` events while it is installed."""
 
@@ -23,6 +27,7 @@ class StopSignals:
         self._events = events
         self.received = False
         """Whether a stop was asked for."""
+        self._interrupts = False
 
     @contextmanager
     def installed(self) -> Generator[None]:
@@ -40,12 +45,29 @@ class StopSignals:
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
 
+    @contextmanager
+    def interrupting(self) -> Generator[None]:
+        """Let a stop signal end the main thread's waits inside the ``with`` block.
+
+        Raises:
+            StopInterrupt: a signal came, inside the block or before it.
+        """
+        if self.received:
+            raise StopInterrupt
+        self._interrupts = True
+        try:
+            yield
+        finally:
+            self._interrupts = False
+
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         if self.received:
             _kill_everything()
         self.received = True
         # SimpleQueue.put is reentrant, so a handler may call it.
         self._events.put(StopRequested())
+        if self._interrupts:
+            raise StopInterrupt
 
 
 def _kill_everything() -> None:
