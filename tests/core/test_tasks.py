@@ -27,7 +27,7 @@ async def test_callback_that_raises_ends_all_and_is_raised() -> None:
 
 
 async def test_watched_task_that_fails_ends_all() -> None:
-    asyncio.create_task(fail()).add_done_callback(raise_in_loop)  # noqa: RUF006
+    asyncio.create_task(fail()).add_done_callback(raise_in_loop)
     with pytest.raises(ValueError, match="part failed"):
         await run_until(asyncio.Event(), wait_forever())
 
