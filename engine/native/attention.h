@@ -44,23 +44,30 @@ struct TokenRows {
     const char* value[TOKENS];
 };
 
+// Also starts to fetch what it finds: the tile is used only after the one before it.
 template <class E>
 static inline void find_rows(const Step& step, const Attention& layer, int sequence, int kv_head,
                              int first, int low, int high, TokenRows& rows) {
     const Group& group = step.groups[layer.group];
     const int32_t* table = group.blocks + sequence * group.table_width;
-    const int64_t head = kv_head * layer.head_dim * int64_t(sizeof(E));
-    const int64_t token_nbytes = layer.kv_heads * layer.head_dim * int64_t(sizeof(E));
+    const int64_t head_nbytes = layer.head_dim * int64_t(sizeof(E));
+    const int64_t token_nbytes = layer.kv_heads * head_nbytes;
+    int64_t index = first / step.block_size, offset = first % step.block_size;
     for (int j = 0; j < TOKENS; ++j) {
         const int token = first + j;
         if (token < low || token > high) {
             rows.key[j] = rows.value[j] = nullptr;
-            continue;
+        } else {
+            const char* at = step.pool + table[index] * step.block_nbytes + offset * token_nbytes +
+                             kv_head * head_nbytes;
+            rows.key[j] = at + layer.key_offset;
+            rows.value[j] = at + layer.value_offset;
+            for (int64_t line = 0; line < head_nbytes; line += 64) {
+                __builtin_prefetch(rows.key[j] + line);
+                __builtin_prefetch(rows.value[j] + line);
+            }
         }
-        const int64_t index = token / step.block_size, offset = token % step.block_size;
-        const char* at = step.pool + table[index] * step.block_nbytes + offset * token_nbytes + head;
-        rows.key[j] = at + layer.key_offset;
-        rows.value[j] = at + layer.value_offset;
+        if (++offset == step.block_size) ++index, offset = 0;
     }
 }
 
@@ -150,27 +157,33 @@ template <class E>
 static inline void softmax_row(float* scores, E* weights, int first, int last, float scaling,
                                float softcap, float& peak, float& total, float* output,
                                int output_parts, size_t part_stride) {
-    float best = -std::numeric_limits<float>::infinity();
+    const bool partial = first > 0 || last < TOKENS - 1;
+    vf best = splat(-std::numeric_limits<float>::infinity());
     for (int j = 0; j < TOKENS; j += LANES) {
         vf s = load<vf>(scores + j) * splat(scaling);
         if (softcap != 0) s = splat(softcap) * tanh(s / splat(softcap));
+        if (partial)
+            for (int i = 0; i < LANES; ++i)
+                s[i] = j + i < first || j + i > last ? -std::numeric_limits<float>::infinity()
+                                                     : s[i];
+        best = max(best, s);
         store(scores + j, s);
     }
-    for (int j = first; j <= last; ++j) best = std::max(best, scores[j]);
-    for (int j = 0; j < TOKENS; ++j)
-        if (j < first || j > last) scores[j] = -std::numeric_limits<float>::infinity();
-    if (best > peak) {
-        const float shrink = std::exp(peak - best);
+    if (const float top = max_of(best); top > peak) {
+        const vf shrink = splat(std::exp(peak - top));
         for (int part = 0; part < output_parts; ++part)
-            for (int d = 0; d < UNIT; ++d) output[part * part_stride + d] *= shrink;
-        total *= shrink;
-        peak = best;
+            for (int d = 0; d < UNIT; d += LANES) {
+                float* at = output + part * part_stride + d;
+                store(at, load<vf>(at) * shrink);
+            }
+        total *= shrink[0];
+        peak = top;
     }
     vf sums{};
     for (int j = 0; j < TOKENS; j += LANES) {
         const vf e = exp(load<vf>(scores + j) - splat(peak));
         sums += e;
-        for (int i = 0; i < LANES; ++i) from_float(e[i], weights + j + i);
+        narrow(e, weights + j);
     }
     total += sum(sums);
 }
@@ -198,9 +211,14 @@ static void attend_tile(const Step& step, const Attention& layer, const QueryTil
     const int high = tile.first_position + tile.tokens - 1;
     const int window = layer.window ? int(layer.window) : std::numeric_limits<int>::max();
     const int low = std::max(0, tile.first_position - (window - 1));
-    for (int start = low / TOKENS * TOKENS; start <= high; start += TOKENS) {
-        TokenRows tokens;
-        find_rows<E>(step, layer, tile.sequence, kv_head, start, low, high, tokens);
+    TokenRows found[2];
+    int start = low / TOKENS * TOKENS;
+    find_rows<E>(step, layer, tile.sequence, kv_head, start, low, high, found[0]);
+    for (int turn = 0; start <= high; start += TOKENS, turn ^= 1) {
+        const TokenRows& tokens = found[turn];
+        if (start + TOKENS <= high)
+            find_rows<E>(step, layer, tile.sequence, kv_head, start + TOKENS, low, high,
+                         found[turn ^ 1]);
         pack_keys(tokens, kw, s.keys);
         pack_values(tokens, dim, s.values, (const E*)nullptr);
         block<E, 2>(rows, s.queries, kw, s.keys, size_t(kw) * PANEL, kw, s.scores, false);
@@ -226,8 +244,11 @@ static void attend_tile(const Step& step, const Attention& layer, const QueryTil
         const float scale = 1.0f / s.total[row];
         E* to = out + ((tile.first_row + row / per_kv) * layer.heads + kv_head * per_kv +
                        row % per_kv) * dim;
-        for (int d = 0; d < dim; ++d)
-            from_float(s.output[(size_t(d / UNIT) * rows + row) * UNIT + d % UNIT] * scale, to + d);
+        for (int part = 0; part < parts; ++part) {
+            float* from = s.output + (size_t(part) * rows + row) * UNIT;
+            for (int d = 0; d < UNIT; d += LANES) store(from + d, load<vf>(from + d) * splat(scale));
+            narrow_row(from, to + part * UNIT, std::min(UNIT, dim - part * UNIT));
+        }
     }
 }
 
@@ -243,7 +264,7 @@ static void attend(Team& team, int rank, const Step& step, const Attention& laye
     });
 }
 
-// Writes one token's keys and values, [kv_heads * head_dim] floats each, to its slot.
+// Writes one token's keys and values, [kv_heads * head_dim] each, floats or as kept, to its slot.
 template <class E, class T>
 static inline void write_kv(const Step& step, const Attention& layer, int token, const T* key,
                             const T* value) {
@@ -253,9 +274,12 @@ static inline void write_kv(const Step& step, const Attention& layer, int token,
                slot % step.block_size * count * int64_t(sizeof(E));
     E* to_key = reinterpret_cast<E*>(at + layer.key_offset);
     E* to_value = reinterpret_cast<E*>(at + layer.value_offset);
-    for (int64_t i = 0; i < count; ++i) {
-        from_float(to_float(key[i]), to_key + i);
-        from_float(to_float(value[i]), to_value + i);
+    if constexpr (sizeof(T) == sizeof(E)) {
+        std::memcpy(to_key, key, count * sizeof(E));
+        std::memcpy(to_value, value, count * sizeof(E));
+    } else {
+        narrow_row(key, to_key, count);
+        narrow_row(value, to_value, count);
     }
 }
 

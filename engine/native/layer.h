@@ -30,7 +30,10 @@ static inline float root_mean_square_scale(const float* x, int64_t count, float 
 template <class E>
 static inline void normalize(const float* x, const Norm& norm, int64_t count, E* out) {
     const float scale = root_mean_square_scale(x, count, norm.epsilon);
-    for (int64_t i = 0; i < count; ++i) from_float(x[i] * scale * norm.weight[i], out + i);
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        narrow(load<vf>(x + i) * splat(scale) * load<vf>(norm.weight + i), out + i);
+    for (; i < count; ++i) from_float(x[i] * scale * norm.weight[i], out + i);
 }
 
 // Calls sink for every row and unit of columns of A W. Ends at a barrier.
@@ -112,7 +115,7 @@ static void place_token(const Step& step, const Layer& layer, int token, const B
                         step.sin + token * layer.rotary_dim);
     }
     E* query = b.query + size_t(token) * heads * dim;
-    for (int i = 0; i < heads * dim; ++i) from_float(row[i], query + i);
+    narrow_row(row, query, heads * dim);
     write_kv<E>(step, shape, token, row + heads * dim, row + (heads + kv_heads) * dim);
 }
 
@@ -133,7 +136,7 @@ static inline void activate(const float* gate_up, int count, int64_t activation,
                 value = splat(0.5f) * gate * (splat(1.0f) + tanh(inner));
             }
             value *= up;
-            for (int j = 0; j < LANES; ++j) from_float(value[j], out + panel * HALF + i + j);
+            narrow(value, out + panel * HALF + i);
         }
 }
 

@@ -61,6 +61,24 @@ static inline void from_float(float x, bf16* out) {
     out->bits = uint16_t((u & 0x7fffffff) > 0x7f800000 ? (u >> 16) | 0x40 : rounded);
 }
 
+// Rounds LANES floats as from_float does.
+static inline void narrow(vf v, float* to) { store(to, v); }
+static inline void narrow(vf v, bf16* to) {
+#if defined(__AVX512BF16__)
+    const auto rounded = _mm512_cvtneps_pbh((__m512)v);
+    std::memcpy(to, &rounded, sizeof rounded);
+#else
+    for (int i = 0; i < LANES; ++i) from_float(v[i], to + i);
+#endif
+}
+
+template <class E>
+static inline void narrow_row(const float* from, E* to, int64_t count) {
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) narrow(load<vf>(from + i), to + i);
+    for (; i < count; ++i) from_float(from[i], to + i);
+}
+
 static inline vf max(vf a, vf b) { return a > b ? a : b; }
 
 static inline float sum(vf v) {

@@ -60,7 +60,7 @@ void run_layers(Engine& engine, const Layer* layers, int count, const Step& step
     engine.team.run([&](int rank) {
         for (int i = 0; i < count; ++i) run_layer(engine.team, rank, step, layers[i], tiles, b);
     });
-    for (int64_t i = 0; i < total; ++i) from_float(b.residual[i], x + i);
+    narrow_row(b.residual, x, total);
 }
 
 template <class E>
