@@ -49,7 +49,7 @@ class LayerProbe:
         if layer in self.layers:
             self.problems.append(f"layer {layer} attends more than once")
         self.layers[layer] = LayerSpec(num_kv_heads=num_kv_heads, head_dim=head_dim, window=window)
-        return query
+        return query.new_zeros(*query.shape[:2], value.shape[-1])
 
 
 @torch.inference_mode()
