@@ -181,7 +181,7 @@ static inline void softmax_row(float* scores, E* weights, int first, int last, f
     }
     vf sums{};
     for (int j = 0; j < TOKENS; j += LANES) {
-        const vf e = exp(load<vf>(scores + j) - splat(peak));
+        const vf e = softmax_exp<E>(load<vf>(scores + j) - splat(peak));
         sums += e;
         narrow(e, weights + j);
     }

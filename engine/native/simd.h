@@ -81,16 +81,27 @@ static inline void narrow_row(const float* from, E* to, int64_t count) {
 
 static inline vf max(vf a, vf b) { return a > b ? a : b; }
 
+// The lanes of v, each moved by DISTANCE.
+template <int DISTANCE>
+static inline vf rotated(vf v) {
+    vi lanes{};
+    for (int i = 0; i < LANES; ++i) lanes[i] = (i + DISTANCE) % LANES;
+    return __builtin_shuffle(v, lanes);
+}
+
 static inline float sum(vf v) {
-    float total = 0;
-    for (int i = 0; i < LANES; ++i) total += v[i];
-    return total;
+    if constexpr (LANES >= 16) v += rotated<8>(v);
+    if constexpr (LANES >= 8) v += rotated<4>(v);
+    v += rotated<2>(v);
+    v += rotated<1>(v);
+    return v[0];
 }
 
 static inline float max_of(vf v) {
-    float best = v[0];
-    for (int i = 1; i < LANES; ++i) best = v[i] > best ? v[i] : best;
-    return best;
+    if constexpr (LANES >= 16) v = max(v, rotated<8>(v));
+    if constexpr (LANES >= 8) v = max(v, rotated<4>(v));
+    v = max(v, rotated<2>(v));
+    return max(v, rotated<1>(v))[0];
 }
 
 // acc += a . b for each 32-bit word, where a word is one float or a pair of bfloat16.
@@ -132,6 +143,23 @@ static inline vf exp(vf x) {
     p = p * r * r + r + splat(1.0f);
     const vi exponent = (__builtin_convertvector(n, vi) + 127) << 23;
     return underflow ? vf{} : p * (vf)exponent;
+}
+
+// exp of a score below its row's peak, as exactly as the weights of type E keep it: float as above,
+// bfloat16 to 5e-5. 0 below -88.
+template <class E>
+static inline vf softmax_exp(vf x) {
+    if constexpr (sizeof(E) == 4) return exp(x);
+    vf y = x * splat(1.44269504088896341f);
+    y = y < splat(-127.0f) ? splat(-127.0f) : y;  // its exponent field is 0, and so the result
+    const vf magic = splat(12582912.0f);
+    const vf n = (y + magic) - magic;
+    const vf r = y - n;
+    vf p = r * splat(9.61812911e-3f) + splat(5.55041087e-2f);
+    p = p * r + splat(2.40226507e-1f);
+    p = p * r + splat(6.93147181e-1f);
+    p = p * r + splat(1.0f);
+    return p * (vf)((__builtin_convertvector(n, vi) + 127) << 23);
 }
 
 static inline vf tanh(vf x) {
