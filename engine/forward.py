@@ -1,23 +1,30 @@
 """One forward of the model over a step's plan."""
 
+import ctypes
 import logging
 from typing import Any
 
 import torch
 
+from core.errors import InternalError
+from core.kv_layout import KVLayout
 from engine.attention import PagedAttention
 from engine.attention_native import NativeAttention
 from engine.attention_reference import ReferenceAttention
 from engine.kv_pool import KVPool
 from engine.loading import LoadedModel
-from engine.native_layers import replace_head, replace_layers
+from engine.native_layers import LayerRun, replace_head, replace_layers
+from engine.native_library import NativeLibrary
 from engine.plan import ForwardPlan
 
 log = logging.getLogger(__name__)
 
 
 class PagedModel:
-    """A loaded model together with the pool that holds its KV."""
+    """A loaded model together with the pool that holds its KV.
+
+    Takes ``loaded`` over: its layers are compiled for this block size, in place.
+    """
 
     def __init__(self, loaded: LoadedModel, *, block_size: int, num_blocks: int) -> None:
         self.spec = loaded.spec
@@ -26,9 +33,7 @@ class PagedModel:
         self._module: Any = loaded.module
         self._library = loaded.library
         if self._library is not None:
-            num_replaced = replace_layers(self._module, self._library, self.kv_pool.layout)
-            replace_head(self._module, self._library)
-            log.info("layers compiled=%d of=%d", num_replaced, len(self.spec.layers))
+            _compile_parts(loaded, self._library, self.kv_pool.layout)
         # A mask that is four-dimensional is taken as made: transformers then skips making one.
         self._no_mask = torch.zeros(1, 1, 1, 1, device=loaded.device)
 
@@ -53,3 +58,15 @@ class PagedModel:
         if self._library is None:
             return ReferenceAttention(plan, self.kv_pool)
         return NativeAttention(plan, self.kv_pool, self._library)
+
+
+def _compile_parts(loaded: LoadedModel, library: NativeLibrary, layout: KVLayout) -> None:
+    if any(isinstance(part, LayerRun) for part in loaded.module.modules()):
+        raise InternalError("a loaded model can be given to one PagedModel only")
+    num_compiled = replace_layers(loaded.module, library, layout)
+    replace_head(loaded.module, library)
+    log.info("layers compiled=%d of=%d", num_compiled, len(loaded.spec.layers))
+    # The layers that were replaced leave holes in glibc's heap, as large as the weights together.
+    trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
