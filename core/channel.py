@@ -36,6 +36,7 @@ from core.messages import (
 log = logging.getLogger(__name__)
 
 PING_INTERVAL_S = 1.0
+NUM_FRAMES = 2
 MAX_MESSAGE_NBYTES = 64 * 1024 * 1024
 DISCONNECTS = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
 AUTH_FAILURES = (
@@ -100,7 +101,9 @@ class ServerChannel:
         self._welcome = welcome
         self._silence_s = silence_s
         self._last_seen: dict[ClientId, float] = {}
+        self._next_look = 0.0
         self._lost: list[ClientId] = []
+        self._incoming: asyncio.Future[list[bytes]] | None = None
         self._context = zmq.asyncio.Context()
         self._authenticator = AsyncioAuthenticator(self._context)
         self._authenticator.start()
@@ -128,19 +131,13 @@ class ServerChannel:
         while True:
             if self._lost:
                 return self._lost.pop(), ClientLost()
-            try:
-                async with asyncio.timeout(self._silence_s / 4):
-                    client, payload = await self._socket.recv_multipart()
-            except TimeoutError:
+            frames, was_waited_for = await self._next_frames()
+            message = self._accept(*frames) if len(frames) == NUM_FRAMES else None
+            self.num_dropped += len(frames) not in {0, NUM_FRAMES}
+            if was_waited_for:
                 self._find_silent()
-                continue
-            except ValueError:  # not two frames
-                self.num_dropped += 1
-                continue
-            message = self._accept(client, payload)
-            self._find_silent()
             if message is not None:
-                return client, message
+                return frames[0], message
 
     def send(self, client: ClientId, message: AnyMessage) -> None:
         """Queue ``message``; it is dropped and counted where the client is gone."""
@@ -152,6 +149,23 @@ class ServerChannel:
         """Close at once; queued messages may be lost."""
         self._authenticator.stop()
         self._context.destroy(linger=0)
+
+    async def _next_frames(self) -> tuple[list[bytes], bool]:
+        """Return one message's frames, none after a while, and whether nothing was there before.
+
+        Who is silent may be asked only in the latter case: after this loop was busy, what a client
+        has sent meanwhile counts as heard. The socket's future outlives this call, and is never
+        cancelled: a cancel that meets a message which has just come would lose it.
+        """
+        if self._incoming is None:
+            self._incoming = asyncio.ensure_future(self._socket.recv_multipart())
+        was_waited_for = not self._incoming.done()
+        if was_waited_for:
+            await asyncio.wait({self._incoming}, timeout=self._silence_s / 4)
+            if not self._incoming.done():
+                return [], True
+        incoming, self._incoming = self._incoming, None
+        return incoming.result(), was_waited_for
 
     def _accept(self, client: ClientId, payload: bytes) -> AnyMessage | None:
         """Return the message if it is for the owner; answer Hello and Ping here."""
@@ -187,8 +201,12 @@ class ServerChannel:
         self.send(client, answer)
 
     def _find_silent(self) -> None:
-        deadline = asyncio.get_running_loop().time() - self._silence_s
-        for client in [c for c, seen in self._last_seen.items() if seen < deadline]:
+        now = asyncio.get_running_loop().time()
+        if now < self._next_look:
+            return
+        self._next_look = now + self._silence_s / 4
+        silent = [c for c, seen in self._last_seen.items() if seen < now - self._silence_s]
+        for client in silent:
             del self._last_seen[client]
             self._lost.append(client)
 
@@ -215,6 +233,7 @@ class ClientChannel:
         self._socket.curve_secretkey = keys.client_secret
         self._monitor = self._socket.get_monitor_socket(DISCONNECTS | AUTH_FAILURES)
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._incoming: asyncio.Future[bytes] | None = None
         self._welcome: Welcome | None = None
         self._last_heard = 0.0
         self._tasks: list[asyncio.Task[None]] = []
@@ -283,11 +302,16 @@ class ClientChannel:
         while True:
             if self._lost.done():
                 raise PeerLostError(f"{self.address}: {self._lost.result()}")
-            incoming = asyncio.ensure_future(self._socket.recv())
-            await asyncio.wait({incoming, self._lost}, return_when=asyncio.FIRST_COMPLETED)
-            if not incoming.done():
-                incoming.cancel()
+            # As in the server: never cancelled, or a message that has just come would be lost.
+            if self._incoming is None:
+                self._incoming = asyncio.ensure_future(self._socket.recv())
+            if not self._incoming.done():
+                await asyncio.wait(
+                    {self._incoming, self._lost}, return_when=asyncio.FIRST_COMPLETED
+                )
+            if not self._incoming.done():
                 continue
+            incoming, self._incoming = self._incoming, None
             try:
                 return decode(incoming.result())
             except TransferError as error:

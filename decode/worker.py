@@ -263,8 +263,8 @@ class DecodeWorker:
                 served.prefill_s = now - served.arrived_at
                 self._metrics.observe_stage("prefill", served.prefill_s)
                 cached = progress.sequence.num_cached_tokens
-                num_prompt = len(progress.sequence.prompt_token_ids)
-                self._metrics.count_prompt(computed=num_prompt - cached, cached=cached)
+                num_known = progress.sequence.num_tokens - 1  # but for the token just sampled
+                self._metrics.count_prompt(computed=num_known - cached, cached=cached)
         if progress.finish_reason is not None:
             self._metrics.observe_stage("decode", now - served.first_token_at)
             del self._served[progress.sequence.owner]

@@ -59,9 +59,11 @@ class WorkerRegistry:
     """After this long without a heartbeat a worker is gone."""
     _workers: dict[WorkerId, Worker] = field(default_factory=dict[WorkerId, Worker])
     _replaced: dict[WorkerId, Incarnation] = field(default_factory=dict[WorkerId, Incarnation])
+    _proven: dict[WorkerId, Incarnation] = field(default_factory=dict[WorkerId, Incarnation])
+    """Lives that have generated: one that was silent for a while need not prove itself again."""
 
     def observe(self, heartbeat: Heartbeat, *, now_s: float) -> Change:
-        """Record ``heartbeat``. A new decode worker is not usable before ``prove``."""
+        """Record ``heartbeat``. A decode worker's new life is not usable before ``prove``."""
         if self._replaced.get(heartbeat.worker_id) == heartbeat.incarnation:
             return Change.NONE
         known = self._workers.get(heartbeat.worker_id)
@@ -72,8 +74,9 @@ class WorkerRegistry:
             return Change.NONE
         if known is not None:
             self._replaced[heartbeat.worker_id] = known.incarnation
+        has_generated = self._proven.get(heartbeat.worker_id) == heartbeat.incarnation
         self._workers[heartbeat.worker_id] = Worker(
-            heartbeat, now_s, proven=heartbeat.role == "prefill"
+            heartbeat, now_s, proven=has_generated or heartbeat.role == "prefill"
         )
         return Change.APPEARED if known is None else Change.RESTARTED
 
@@ -82,6 +85,7 @@ class WorkerRegistry:
         worker = self.get(worker_id)
         if worker is not None and worker.incarnation == incarnation:
             worker.proven = True
+            self._proven[worker_id] = incarnation
 
     def suspect(self, worker_id: WorkerId) -> None:
         """Record that a request failed there: avoided until its next heartbeat."""

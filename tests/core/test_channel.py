@@ -138,3 +138,63 @@ async def test_message_before_hello_is_refused_and_not_delivered() -> None:
         assert server.num_dropped == 1
         receiving.cancel()
         client.close()
+
+
+async def test_no_message_is_lost_when_it_meets_the_look_for_silent_clients() -> None:
+    """A receive that is cancelled by its own timer can drop the message that came with it."""
+    async with open_server(silence_s=0.2) as server:
+        client = ClientChannel(server.address, keys=KEYS, hello=HELLO, silence_s=60)
+        receiving = asyncio.create_task(server.receive())
+        await client.connect()
+        names = [str(number) for number in range(60)]
+        seen: list[object] = []
+
+        async def collect() -> None:
+            seen.append((await receiving)[1])
+            while len(seen) < len(names):
+                seen.append((await server.receive())[1])
+
+        collecting = asyncio.create_task(collect())
+        for name in names:
+            client.send(Abort(RequestId(name), Attempt(1)))
+            await asyncio.sleep(0.05)  # just when the server's wait of silence_s / 4 ends
+        await asyncio.wait_for(collecting, 5)
+        assert seen == [Abort(RequestId(name), Attempt(1)) for name in names]
+        client.close()
+
+
+async def test_what_came_while_the_loop_was_busy_counts_as_heard() -> None:
+    async with open_server(silence_s=0.4) as server:
+        receiving = asyncio.create_task(server.receive())
+        client = ClientChannel(server.address, keys=KEYS, hello=HELLO, silence_s=60)
+        await client.connect()
+        client.send(ABORT)
+        assert (await receiving)[1] == ABORT
+        client.send(ABORT)
+        client.send(ABORT)
+        await asyncio.sleep(0.6)  # nobody receives for longer than the bound
+        assert [(await server.receive())[1] for _ in range(2)] == [ABORT, ABORT]
+        client.close()
+
+
+async def test_silent_client_is_found_among_talkative_ones() -> None:
+    async with open_server(silence_s=0.4) as server:
+        events: list[object] = []
+
+        async def collect() -> None:
+            while True:
+                events.append((await server.receive())[1])
+
+        collecting = asyncio.create_task(collect())
+        silent = ClientChannel(server.address, keys=KEYS, hello=HELLO)
+        await silent.connect()
+        silent.close()
+        talkative = ClientChannel(server.address, keys=KEYS, hello=HELLO, silence_s=0.4)
+        await talkative.connect()
+        for _ in range(40):
+            talkative.send(ABORT)
+            await asyncio.sleep(0.02)
+        assert events.count(ClientLost()) == 1
+        assert events.count(ABORT) == 40
+        collecting.cancel()
+        talkative.close()
