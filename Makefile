@@ -1,7 +1,7 @@
 # Two commands do all the set-up: `make demo` and `make test`.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup model lock demo test test-long fmt lint types imports check ci bench clean
+.PHONY: help setup model lock demo test test-long fmt lint types imports check ci bench bench-peers clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -52,6 +52,9 @@ ci: ## What CI runs
 
 bench: model ## Run a benchmark: make bench BENCH=serve
 	@$(BIN)/python -m bench.$(BENCH)
+
+bench-peers: setup ## Make the environments of the systems we compare with
+	@$(BIN)/python -m bench.peers
 
 lock: ## Resolve requirements/cpu.lock anew
 	@bash requirements/make_lock.sh
