@@ -6,23 +6,15 @@ weights are freed at once, so that weights exist twice for one layer at most. Ev
 all that is around the layers, stays with ``transformers``.
 """
 
-import copy
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-import numpy as np
 import torch
 from torch import nn
 
-from core.ids import Slot
 from core.kv_layout import KVLayout
 from engine.attention_native import NativeAttention, attention_structure
-from engine.attention_reference import ReferenceAttention
-from engine.batch import SequenceInput
-from engine.kv_pool import KVPool
 from engine.layer_recognition import (
     DecoderLayer,
     Projection,
@@ -30,6 +22,7 @@ from engine.layer_recognition import (
     UnrecognisedLayerError,
     read_layer,
 )
+from engine.layer_trial import LayerTrace, LayerTrial
 from engine.native_library import (
     Layer,
     NativeLibrary,
@@ -37,14 +30,10 @@ from engine.native_library import (
     PackedMatrix,
     fits,
 )
-from engine.plan import ForwardPlan, build_plan
 
 log = logging.getLogger(__name__)
 
 HALF_PANEL = PackedMatrix.PANEL // 2
-TRIAL_LENGTHS = (11, 1, 3)
-TRIAL_SCALE = 0.05
-"""Of the random residual: small, so that what the layer adds decides the result."""
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 """Of the difference's norm over the result's."""
 
@@ -58,7 +47,6 @@ class LayerRun(nn.Module):
         self._packed = layers
         self._structures = (Layer * len(layers))(*(layer.structure for layer in layers))
         self.attention_type = layers[0].attention_type
-        self.hidden_size: int = layers[0].structure.down.columns
 
     def forward(
         self,
@@ -99,17 +87,6 @@ class PackedHead(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return logits [1, R, vocab] of hidden states [1, R, hidden]."""
         return self._library.linear(x[0], self._matrix)[None]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerTrace:
-    """How ``transformers`` calls one layer."""
-
-    kwargs: dict[str, Any]
-    num_heads: int
-    scaling: float
-    softcap: float | None
-    sinks: torch.Tensor | None
 
 
 class PackedLayer:
@@ -191,7 +168,7 @@ def replace_layers(module: Any, library: NativeLibrary, layout: KVLayout) -> int
     layers = _decoder_layers(module, sum(len(group.layers) for group in layout.groups))
     if layers is None:
         return 0
-    trial = _Trial(layout, module.dtype)
+    trial = LayerTrial(layout, module.dtype)
     traces = trial.trace(module, layers)
     packed: list[PackedLayer | None] = []
     for index, layer in enumerate(layers):
@@ -246,108 +223,13 @@ def _runs(
 
 
 def _packed_layer(
-    library: NativeLibrary, layer: nn.Module, trace: LayerTrace, trial: "_Trial", index: int
+    library: NativeLibrary, layer: nn.Module, trace: LayerTrace, trial: LayerTrial, index: int
 ) -> PackedLayer:
     if "position_embeddings" not in trace.kwargs or not getattr(layer, "use_rope", True):
         raise UnrecognisedLayerError("no rotary embedding")
     packed = PackedLayer(library, read_layer(layer), trace, trial.layout, index)
     packed.attention_type = getattr(layer, "attention_type", None)
-    error = trial.difference(LayerRun(library, [packed]), layer, trace, library)
+    error = trial.difference(LayerRun(library, [packed]), layer, trace, library=library)
     if not error < TOLERANCES[trial.dtype]:
         raise UnrecognisedLayerError(f"the compiled layer differs by {error:.1e}")
     return packed
-
-
-class _Recorder(ReferenceAttention):
-    """Reference attention that notes what each layer's module asks for."""
-
-    def __init__(self, plan: ForwardPlan, pool: KVPool) -> None:
-        super().__init__(plan, pool)
-        self.calls: dict[int, dict[str, Any]] = {}
-
-    def attend(self, layer: int, query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
-        self.calls[layer] = {"num_heads": query.shape[1], **kwargs}
-        return super().attend(layer, query, *args, **kwargs)
-
-
-class _Trial:
-    """A small batch on pools of its own, to run an original layer and its replacement on."""
-
-    def __init__(self, layout: KVLayout, dtype: torch.dtype) -> None:
-        self.layout, self.dtype = layout, dtype
-        sizes = [layout.num_blocks_for(length) for length in TRIAL_LENGTHS]
-        self._num_blocks = sum(sizes) * len(layout.groups)
-        ids = np.arange(self._num_blocks, dtype=np.int32)[::-1].copy()
-        tables = iter(np.split(ids, np.cumsum(sizes * len(layout.groups))))
-        by_group = [[next(tables) for _ in sizes] for _ in layout.groups]
-        self._sequences = [
-            SequenceInput(
-                slot=Slot(index),
-                token_ids=[(7 * index + at) % 50 for at in range(length)],
-                position=0,
-                block_tables=tuple(group[index] for group in by_group),
-                sample=True,
-            )
-            for index, length in enumerate(TRIAL_LENGTHS)
-        ]
-        self._plan = build_plan(self._sequences, layout, device=torch.device("cpu"))
-
-    def _pool(self, layout: KVLayout) -> KVPool:
-        return KVPool(layout, self._num_blocks, device=torch.device("cpu"))
-
-    def trace(self, module: Any, layers: nn.ModuleList) -> list[LayerTrace]:  # noqa: ANN401
-        """Return how the model calls each of its layers."""
-        seen: list[dict[str, Any]] = []
-        hooks = [
-            layer.register_forward_pre_hook(
-                lambda _layer, _args, kwargs: seen.append(kwargs), with_kwargs=True
-            )
-            for layer in layers
-        ]
-        recorder = _Recorder(self._plan, self._pool(self.layout))
-        module(
-            input_ids=self._plan.token_ids[None],
-            position_ids=self._plan.positions[None],
-            attention_mask=torch.zeros(1, 1, 1, 1),
-            use_cache=False,
-            paged=recorder,
-        )
-        for hook in hooks:
-            hook.remove()
-        return [
-            LayerTrace(
-                kwargs={name: value for name, value in kwargs.items() if name != "hidden_states"},
-                num_heads=call["num_heads"],
-                scaling=call["scaling"],
-                softcap=call["softcap"],
-                sinks=call["sinks"],
-            )
-            for kwargs, (_, call) in zip(seen, sorted(recorder.calls.items()), strict=True)
-        ]
-
-    def difference(
-        self, compiled: LayerRun, original: nn.Module, trace: LayerTrace, library: NativeLibrary
-    ) -> float:
-        """Return how far the compiled layer is from the original in float32, relative."""
-        generator = torch.Generator().manual_seed(0)
-        hidden = compiled.hidden_size
-        x = torch.randn(1, self._plan.num_tokens, hidden, generator=generator) * TRIAL_SCALE
-        x = x.to(self.dtype)
-        exact = msgspec.structs.replace(self.layout, dtype="float32")
-        wanted = copy.deepcopy(original).float()(
-            x.float(),
-            **{
-                **trace.kwargs,
-                "position_embeddings": tuple(
-                    part.float() for part in trace.kwargs["position_embeddings"]
-                ),
-                "paged": ReferenceAttention(self._plan, self._pool(exact)),
-            },
-        )
-        wanted = wanted[0] if isinstance(wanted, tuple) else wanted
-        ours = compiled(
-            x,
-            position_embeddings=trace.kwargs["position_embeddings"],
-            paged=NativeAttention(self._plan, self._pool(self.layout), library),
-        )
-        return float((ours.float() - wanted).norm() / wanted.norm())
