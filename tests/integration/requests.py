@@ -21,6 +21,8 @@ def generate_reference(
     model_path: Path, prompts: Sequence[list[int]], *, num_tokens: int
 ) -> list[list[int]]:
     """Return what ``transformers`` generates greedily for each prompt alone, in float32."""
+    # OpenMP's threads spin at each barrier: two of them crawl where anything else runs beside.
+    torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
     outputs: list[list[int]] = []
     for prompt in prompts:
