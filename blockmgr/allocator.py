@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from blockmgr.block_queue import BlockIds
-from blockmgr.holding import Holding, Owner
+from blockmgr.holding import Holding
 from blockmgr.pool import BlockPool
 from blockmgr.prefix_cache import PrefixCache
 from blockmgr.states import BlockState, Hold
 from blockmgr.stats import BlockStats
 from blockmgr.zero_list import ZeroList
 from core.errors import InvalidTransitionError, OutOfBlocksError
-from core.ids import BlockId, OperationId
+from core.ids import BlockId, OperationId, Owner
 
 
 class BlockAllocator:
@@ -44,6 +44,16 @@ class BlockAllocator:
         self._pool.change(pinned, add=(Hold.OWNER,))
         self._name_owner(pinned, holding.owner)
         self._fill(holding, missing)
+
+    def cost(self, holding: Holding, hashes: Sequence[bytes], num_blocks: int) -> int:
+        """Return how many allocatable blocks ``admit`` would take for a holding to be thrown away.
+
+        Raises:
+            InvalidTransitionError: the hit is not usable at this length.
+        """
+        pinned = self._place_hit(holding, hashes)
+        num_new = sum(len(table.missing(num_blocks)) for table in holding.tables)
+        return num_new + self._pool.count_in(pinned, BlockState.CACHED)
 
     def grow(self, holding: Holding, num_blocks: int) -> None:
         """Cover ``num_blocks`` blocks in every table of ``holding``.

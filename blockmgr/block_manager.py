@@ -7,12 +7,12 @@ import numpy as np
 from blockmgr.block_queue import BlockIds
 from blockmgr.block_table import BlockTable
 from blockmgr.fences import PendingOperation
-from blockmgr.holding import Holding, Owner
+from blockmgr.holding import Holding
 from blockmgr.readings import BlockReadings
 from blockmgr.receive_target import ReceiveTarget, require_vacant
 from blockmgr.states import Hold
 from core.errors import DoubleReleaseError, InvalidTransitionError
-from core.ids import BlockId, Generation, OperationId, StepSeq
+from core.ids import BlockId, Generation, OperationId, Owner, StepSeq
 
 
 class BlockManager(BlockReadings):
@@ -50,20 +50,27 @@ class BlockManager(BlockReadings):
             OutOfBlocksError: nothing was taken, pinned or reordered.
             InvalidTransitionError: ``owner`` is held, or the hit is not usable at this length.
         """
-        num_hit_blocks, rest = divmod(num_cached_tokens, self._layout.block_size)
-        if owner in self._holdings or rest:
-            raise InvalidTransitionError(
-                f"{owner} is admitted already, or its hit of {num_cached_tokens} tokens is no "
-                f"multiple of {self._layout.block_size}"
-            )
-        tables = [BlockTable(group, self._layout.block_size) for group in self._layout.groups]
-        holding = Holding(
-            owner, tuple(tables), self._cache_epoch, num_cached_tokens, num_hit_blocks
-        )
+        if owner in self._holdings:
+            raise InvalidTransitionError(f"{owner} is admitted already")
+        holding = self._new_holding(owner, num_cached_tokens)
         self._allocator.admit(holding, hashes, self._layout.num_blocks_for(num_tokens))
         self._holdings[owner] = holding
         self.stats.query_tokens += len(hashes) * self._layout.block_size
         self.stats.hit_tokens += num_cached_tokens
+
+    def admission_cost(
+        self, owner: Owner, *, hashes: Sequence[bytes], num_cached_tokens: int, num_tokens: int
+    ) -> int:
+        """Return how many allocatable blocks ``admit`` would take with these arguments.
+
+        New blocks, and blocks of the hit that only the cache holds; a block that another owner
+        holds costs nothing. Changes nothing.
+
+        Raises:
+            InvalidTransitionError: the hit is not usable at this length.
+        """
+        holding = self._new_holding(owner, num_cached_tokens)
+        return self._allocator.cost(holding, hashes, self._layout.num_blocks_for(num_tokens))
 
     def grow(self, owner: Owner, num_tokens: int) -> None:
         """Cover the positions ``[0, num_tokens)`` of ``owner``.
@@ -272,6 +279,16 @@ class BlockManager(BlockReadings):
         self._fences = enabled
 
     # Parts of the above
+
+    def _new_holding(self, owner: Owner, num_cached_tokens: int) -> Holding:
+        num_hit_blocks, rest = divmod(num_cached_tokens, self._layout.block_size)
+        if rest:
+            raise InvalidTransitionError(
+                f"{owner}: a hit of {num_cached_tokens} tokens is no multiple of "
+                f"{self._layout.block_size}"
+            )
+        tables = [BlockTable(group, self._layout.block_size) for group in self._layout.groups]
+        return Holding(owner, tuple(tables), self._cache_epoch, num_cached_tokens, num_hit_blocks)
 
     def _active(self, owner: Owner) -> Holding:
         holding = self._held(owner)

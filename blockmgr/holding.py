@@ -6,9 +6,7 @@ import numpy as np
 
 from blockmgr.block_queue import BlockIds
 from blockmgr.block_table import BlockTable
-from core.ids import Attempt, RequestId, StepSeq
-
-Owner = tuple[RequestId, Attempt]
+from core.ids import Owner, StepSeq
 
 
 @dataclass(slots=True, eq=False)

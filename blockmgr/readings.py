@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from blockmgr.allocator import BlockAllocator
 from blockmgr.block_table import HOLE
 from blockmgr.fences import OperationLedger, StepLedger
-from blockmgr.holding import Holding, Owner
+from blockmgr.holding import Holding
 from blockmgr.invariants import count_expected_holds
 from blockmgr.pool import BlockHook, BlockPool
 from blockmgr.prefix_cache import PrefixCache
@@ -17,7 +17,7 @@ from blockmgr.states import BlockState, Hold
 from blockmgr.stats import BlockStats
 from blockmgr.zero_list import ZeroList
 from core.errors import InvalidTransitionError
-from core.ids import BlockId, Generation, OperationId
+from core.ids import BlockId, Generation, OperationId, Owner
 from core.kv_layout import KVLayout
 
 

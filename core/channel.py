@@ -66,7 +66,7 @@ class ChannelKeys(msgspec.Struct, frozen=True):
 
 
 class ClientLost(msgspec.Struct, frozen=True):
-    """The client was silent for the channel's bound, or said Hello anew. Nothing more comes."""
+    """The client was silent for the channel's bound. Nothing more comes of it."""
 
 
 class _OneClientKey:
@@ -318,10 +318,16 @@ class ClientChannel:
                 log.warning("dropped=message server=%s reason=%s", self.address, error)
 
     async def _keep_alive(self) -> None:
+        loop = asyncio.get_running_loop()
+        interval_s = min(PING_INTERVAL_S, self._silence_s / 4)
         while True:
             self.send(Ping())
-            await asyncio.sleep(min(PING_INTERVAL_S, self._silence_s / 4))
-            silent_s = asyncio.get_running_loop().time() - self._last_heard
+            slept_from = loop.time()
+            await asyncio.sleep(interval_s)
+            if loop.time() - slept_from > 2 * interval_s:
+                # This loop stood still, or the machine did: what came meanwhile is not read yet.
+                self._last_heard = loop.time()
+            silent_s = loop.time() - self._last_heard
             if silent_s > self._silence_s:
                 self._lose(f"silent for {silent_s:.1f} s")
 

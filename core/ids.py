@@ -1,14 +1,16 @@
 """Identifier types: distinct, so that a swapped argument is a type error and not a bug."""
 
 import secrets
-from typing import NewType
+from typing import NewType, TypeAlias
 
 RequestId = NewType("RequestId", str)
 WorkerId = NewType("WorkerId", str)
-Incarnation = NewType("Incarnation", str)
-"""Random id of one worker process: two lives of one worker never share it."""
 Attempt = NewType("Attempt", int)
 """Retry counter of one request, from 1. A stale attempt's messages are counted and dropped."""
+Owner: TypeAlias = tuple[RequestId, Attempt]
+"""Whose blocks and reads: one attempt of one request. Another attempt is another owner."""
+Incarnation = NewType("Incarnation", str)
+"""Random id of one worker process: two lives of one worker never share it."""
 BlockId = NewType("BlockId", int)
 Generation = NewType("Generation", int)
 """How often a block has been allocated; names one life of the block."""

@@ -182,7 +182,7 @@ class WorkerLoad(msgspec.Struct, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """A worker is ready to serve at ``address``. Sent each second and on every change of state."""
+    """A worker is ready to serve at ``address``. Sent each second."""
 
     worker_id: WorkerId
     role: Role

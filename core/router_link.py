@@ -15,7 +15,7 @@ HEARTBEAT_INTERVAL_S = 1.0
 
 
 class RouterLink:
-    """Reports each second, and on every ``report_now``; a lost router is looked for again."""
+    """Reports each second; a lost router is looked for again."""
 
     def __init__(
         self,
@@ -30,11 +30,6 @@ class RouterLink:
         self._keys = keys
         self._hello = Hello(name=worker_id, incarnation=incarnation)
         self._heartbeat = heartbeat
-        self._report = asyncio.Event()
-
-    def report_now(self) -> None:
-        """Send a heartbeat without waiting for the next second."""
-        self._report.set()
 
     async def run(self) -> None:
         """Report until cancelled.
@@ -62,14 +57,7 @@ class RouterLink:
         try:
             while not listening.done():
                 channel.send(self._heartbeat())
-                self._report.clear()
-                waiting = asyncio.create_task(self._report.wait())
-                await asyncio.wait(
-                    {waiting, listening},
-                    timeout=HEARTBEAT_INTERVAL_S,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                waiting.cancel()
+                await asyncio.wait({listening}, timeout=HEARTBEAT_INTERVAL_S)
             listening.result()
         finally:
             listening.cancel()

@@ -34,11 +34,6 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """Sampling one of these ends the sequence. Holds the model's eos ids unless ``ignore_eos``."""
 
     @property
-    def is_greedy(self) -> bool:
-        """Whether the likeliest token is taken."""
-        return self.temperature == 0.0
-
-    @property
     def has_penalties(self) -> bool:
         """Whether the sampler needs the sequence's token counts."""
         return (

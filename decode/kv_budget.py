@@ -9,8 +9,9 @@ from decode.sequence import Sequence
 class KVBudget:
     """Counts of one pool, and the prefix hashes by which its blocks are shared.
 
-    ``promised`` blocks are free now, but reserved for KV that is still to be received: a first
-    ticket reserves the whole prompt, so two half-received sequences cannot wait for each other.
+    ``promised`` blocks are free now, but reserved for KV that is still to be received. Who holds
+    any block, be it a pinned hit or a received piece, was promised all that it needs: so no two
+    sequences can wait for each other's blocks.
     """
 
     def __init__(self, blocks: BlockManager, layout: KVLayout, *, fingerprint: str) -> None:
@@ -32,7 +33,7 @@ class KVBudget:
 
     def promise(self, sequence: Sequence, num_blocks: int) -> None:
         """Change what is reserved for ``sequence`` to ``num_blocks``."""
-        self.promised += num_blocks - sequence.promised_blocks
+        self.promised += num_blocks - (sequence.promised_blocks or 0)
         sequence.promised_blocks = num_blocks
 
     def usable_hit(self, sequence: Sequence) -> int:
@@ -40,6 +41,15 @@ class KVBudget:
         self.extend_hashes(sequence)
         most = (sequence.num_tokens - 1) // self._layout.block_size
         return self._blocks.count_cached_tokens(sequence.hashes[:most])
+
+    def cost(self, sequence: Sequence, *, num_cached: int, num_tokens: int) -> int:
+        """Blocks of ``available`` that ``admit`` would take; shared ones cost nothing."""
+        return self._blocks.admission_cost(
+            sequence.owner,
+            hashes=sequence.hashes,
+            num_cached_tokens=num_cached,
+            num_tokens=num_tokens,
+        )
 
     def admit(self, sequence: Sequence, *, num_cached: int, num_tokens: int) -> None:
         """Pin ``num_cached`` tokens of the prefix cache and allocate up to ``num_tokens``.

@@ -11,10 +11,9 @@ from typing import Literal, Protocol
 from prometheus_client import CollectorRegistry
 
 from blockmgr.block_manager import BlockManager, ReceiveTarget
-from blockmgr.holding import Owner
 from core.channel import ChannelKeys, ClientChannel
 from core.errors import PeerLostError, TransferError
-from core.ids import Incarnation, OperationId, ReadId, WorkerId
+from core.ids import Incarnation, OperationId, Owner, ReadId, WorkerId
 from core.messages import (
     AnyMessage,
     FirstToken,
@@ -228,11 +227,16 @@ class Receiver:
             raise PeerLostError(f"{source.worker_id} was restarted as {welcome.incarnation}")
         self._transport.connect(source.incarnation, welcome.pool)
         source.is_connected = True
-        log.info("event=paired source=%s seconds=%.3f", source.worker_id, self._clock() - started)
+        seconds = self._clock() - started
+        self._metrics.observe_handshake(seconds)
+        log.info("event=paired source=%s seconds=%.3f", source.worker_id, seconds)
 
     def _ask(self, source: _Source, message: Prefill) -> None:
         owner = (message.request_id, message.attempt)
-        self._carry_out(self._reader.requested(owner, source.incarnation, self._clock()))
+        num_tokens = len(message.prompt_token_ids) + len(message.output_token_ids)
+        wanted = range(message.first_token, num_tokens)
+        now = self._clock()
+        self._carry_out(self._reader.requested(owner, source.incarnation, now, wanted=wanted))
         source.channel.send(message)
 
     def _take(self, source: _Source, message: AnyMessage) -> None:
@@ -263,8 +267,8 @@ class Receiver:
         todo = deque(actions)
         while todo:
             match todo.popleft():
-                case Allocate(owner, ticket):
-                    todo.extend(self._allocate(owner, ticket))
+                case Allocate():
+                    self.retry_allocations()  # behind older ones that wait for memory
                 case PostRead() as post:
                     todo.extend(self._post(post))
                 case OperationTerminal(operation):
@@ -276,7 +280,7 @@ class Receiver:
                 case Fail(owner, peer, reason, is_retryable):
                     source = self._sources.get(peer) or lost
                     worker_id = source.worker_id if source else None
-                    kind = "transfer" if is_retryable else "request"
+                    kind = "transfer" if is_retryable else "internal"
                     self._owner.lost(Loss(owner, reason, kind, worker_id))
                 case Send(peer, message):
                     if (source := self._sources.get(peer)) is not None:
@@ -311,7 +315,7 @@ class Receiver:
         is_full = False
         for owner, ticket in self._reader.unallocated():
             sequence = self._scheduler.get(owner)
-            if sequence is None or (is_full and not sequence.promised_blocks):
+            if sequence is None or (is_full and sequence.promised_blocks is None):
                 continue  # no newcomer passes an older request that waits for memory
             actions = self._allocate(owner, ticket)
             is_full = is_full or not actions
@@ -328,16 +332,13 @@ class Receiver:
 
     def _take_outcome(self, outcome: ReadOutcome) -> None:
         operation = self._operation_of_read.pop(outcome.read)
-        self._take_outcome_of(operation, outcome)
-        self._metrics.observe_reads()
-
-    def _take_outcome_of(self, operation: OperationId, outcome: ReadOutcome) -> None:
         now = self._clock()
         if outcome.failure is None:
             self._carry_out(self._reader.landed(operation, now))
         else:
             log.warning("event=read_failed peer=%s reason=%s", outcome.peer, outcome.failure)
             self._carry_out(self._reader.read_failed(operation, outcome.failure, now))
+        self._metrics.observe_reads()
 
     def _tear_down(self, peer: Incarnation, reason: str) -> list[Action]:
         """End the endpoint of ``peer``, which proves that its reads are over."""

@@ -4,14 +4,14 @@ Pure: no clock, no I/O. Steps are scheduled before the output of earlier ones is
 count as settled, and tokens as known, only when their step has completed.
 """
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from blockmgr.block_manager import BlockManager, ReceiveTarget
-from blockmgr.holding import Owner
 from core.config import SchedulerConfig
 from core.errors import InternalError, OutOfBlocksError, RequestError
-from core.ids import BlockId, Generation, OperationId, Slot, StepSeq
+from core.ids import BlockId, Generation, OperationId, Owner, Slot, StepSeq
 from core.kv_layout import KVLayout
 from core.messages import FinishReason
 from decode.kv_budget import KVBudget
@@ -27,7 +27,6 @@ class _Part:
 
     sequence: Sequence
     slot: Slot
-    epoch: int
     position: int
     num_tokens: int
     samples: bool
@@ -47,7 +46,8 @@ class DecodeScheduler:
         self._config = config
         self._table = SequenceTable(blocks, self._budget, max_num_seqs=config.max_num_seqs)
         self._steps: dict[StepSeq, list[_Part]] = {}
-        self.num_stale_outputs = 0
+        self._arrivals = itertools.count()
+        self._refused: dict[Owner, int] = {}  # remote, by arrival: no memory for a first ticket
 
     # Sequences in and out
 
@@ -60,6 +60,8 @@ class DecodeScheduler:
         Raises:
             RequestError: it can never fit into the pool. Nothing was taken.
         """
+        if not sequence.num_tokens:
+            raise RequestError("prompt is empty; send at least one token", field="prompt")
         need = self._budget.blocks_for(
             len(sequence.prompt_token_ids) + sequence.sampling.max_tokens
         )
@@ -69,15 +71,23 @@ class DecodeScheduler:
                 f"{self._budget.num_blocks}; shorten the prompt or lower max_tokens",
                 field="max_tokens",
             )
+        sequence.arrival = next(self._arrivals)
         if remote:
             sequence.state = State.REMOTE
+            self._pin_prefix(sequence)
         self._table.add(sequence)
-        if not remote:
-            return
+
+    def _pin_prefix(self, sequence: Sequence) -> None:
+        """Pin the hit if all the rest can be promised; whoever holds blocks never waits."""
         cached = self._budget.usable_hit(sequence)
-        if self._budget.blocks_for(sequence.num_tokens) > self._available():
-            cached = 0  # pinning the hit could starve what runs
+        num_tokens = sequence.num_tokens
+        if cached:
+            cost = self._budget.cost(sequence, num_cached=cached, num_tokens=num_tokens)
+            if cost > self._available():
+                cached = 0
         self._budget.admit(sequence, num_cached=cached, num_tokens=cached)
+        if cached:
+            self._budget.promise(sequence, self._budget.blocks_for(num_tokens - cached))
 
     def num_uncached_tokens(self, sequence: Sequence) -> int:
         """Tokens of ``sequence`` that no prefix cached here covers. Changes no cache state."""
@@ -88,23 +98,23 @@ class DecodeScheduler:
     ) -> list[list[tuple[BlockId, Generation]]] | None:
         """Allocate the blocks that a ticket's read will fill; None: no memory yet, try again.
 
-        The first ticket reserves the whole prompt, so that two half-received sequences cannot wait
-        for each other's blocks.
+        The first ticket is promised the whole prompt.
         """
         sequence = self._table[owner]
         targets = list(targets)
         count = sum(target.count for target in targets)
-        if sequence.promised_blocks == 0:
-            need = self._budget.blocks_for(sequence.num_tokens - sequence.num_computed)
-            preempted_first = self._table.waiting and self._table.waiting[0].num_preemptions
-            if preempted_first or need > self._available():
+        if sequence.promised_blocks is None:
+            need = self._budget.blocks_for(sequence.num_tokens)
+            if self._is_preempted_one_waiting() or need > self._available():
+                self._refused[owner] = sequence.arrival
                 return None
+            self._refused.pop(owner, None)
             self._budget.promise(sequence, need)
         try:
             blocks = self._blocks.begin_receive(owner, targets, operation)
         except OutOfBlocksError:
             return None
-        self._budget.promise(sequence, max(sequence.promised_blocks - count, 0))
+        self._budget.promise(sequence, max((sequence.promised_blocks or 0) - count, 0))
         return blocks
 
     def deliver(self, owner: Owner, first_token: int) -> None:
@@ -132,11 +142,15 @@ class DecodeScheduler:
         sequence = self._table.get(owner)
         if sequence is None:
             return False
-        return Action.CANCEL_READS in self._table.end(sequence, Event.ABORTED)
+        return Action.CANCEL_READS in self._end(sequence, Event.ABORTED)
 
     def lose_prefill(self, owner: Owner) -> None:
         """End a remote sequence whose KV will not come."""
-        self._table.end(self._table[owner], Event.PREFILL_LOST)
+        self._end(self._table[owner], Event.PREFILL_LOST)
+
+    def _end(self, sequence: Sequence, event: Event) -> tuple[Action, ...]:
+        self._refused.pop(sequence.owner, None)
+        return self._table.end(sequence, event)
 
     def get(self, owner: Owner) -> Sequence | None:
         """Return the live sequence of ``owner``."""
@@ -169,9 +183,8 @@ class DecodeScheduler:
         progress: list[Progress] = []
         for part in parts:
             sequence = part.sequence
-            if sequence.state is not State.RUNNING or sequence.epoch != part.epoch:
-                self.num_stale_outputs += part.samples
-                continue
+            if sequence.state is not State.RUNNING:
+                continue  # ended meanwhile; who has a step in flight is never preempted
             sequence.num_steps_in_flight -= 1
             sequence.num_settled += part.num_tokens
             if part.samples:
@@ -299,15 +312,20 @@ class DecodeScheduler:
 
     def _admit_waiting(self, sequence: Sequence) -> bool:
         """Allocate all known tokens of ``sequence``; False, without a trace: not now."""
-        sequence.num_known = sequence.num_tokens
-        if self._budget.blocks_for(sequence.num_known) > self._available():
-            return False
+        num_tokens = sequence.num_tokens
+        is_new = not sequence.num_preemptions
+        if is_new and any(arrival < sequence.arrival for arrival in self._refused.values()):
+            return False  # an older one waits for memory that its first ticket needs
         cached = self._budget.usable_hit(sequence)
-        try:
-            self._budget.admit(sequence, num_cached=cached, num_tokens=sequence.num_known)
-        except OutOfBlocksError:
+        cost = self._budget.cost(sequence, num_cached=cached, num_tokens=num_tokens)
+        if cost > self._available():
             return False
+        self._budget.admit(sequence, num_cached=cached, num_tokens=num_tokens)
+        sequence.num_known = num_tokens
         return True
+
+    def _is_preempted_one_waiting(self) -> bool:
+        return bool(self._table.waiting) and self._table.waiting[0].num_preemptions > 0
 
     def _available(self) -> int:
         return self._budget.available(num_running=self.num_running)
@@ -329,7 +347,7 @@ class DecodeScheduler:
         sequence.num_computed += num_tokens
         sequence.num_sampling += samples
         sequence.num_steps_in_flight += 1
-        return _Part(sequence, sequence.slot, sequence.epoch, position, num_tokens, samples)
+        return _Part(sequence, sequence.slot, position, num_tokens, samples)
 
     def _input_of(self, part: _Part) -> SequenceInput:
         sequence = part.sequence

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from blockmgr.holding import Owner
-from core.ids import Slot
+from core.ids import Owner, Slot
 from core.messages import FinishReason
 from core.sampling import SamplingParams, TokenLogprobs
 from decode.state import State
@@ -36,10 +35,10 @@ class Sequence:
     num_sampling: int = 0
     """Tokens that dispatched steps will sample."""
     num_steps_in_flight: int = 0
-    epoch: int = 0
-    """Counts admissions: output of a step from before a preemption is dropped."""
-    promised_blocks: int = 0
-    """Reserved for KV that is still to be received."""
+    arrival: int = 0
+    """Order of arrival at this worker."""
+    promised_blocks: int | None = None
+    """Reserved for KV that is still to be received; None: nothing was promised yet."""
     hashes: list[bytes] = field(default_factory=list[bytes])
     num_cached_tokens: int = 0
     """Prompt tokens found in this worker's prefix cache at the first admission."""

@@ -3,8 +3,7 @@
 from collections import deque
 
 from blockmgr.block_manager import BlockManager
-from blockmgr.holding import Owner
-from core.ids import Slot
+from core.ids import Owner, Slot
 from decode.kv_budget import KVBudget
 from decode.sequence import Sequence
 from decode.state import Action, Event, State, advance
@@ -57,7 +56,6 @@ class SequenceTable:
         """Put a WAITING or READY sequence into the batch and return its slot."""
         self._apply(sequence, Event.ADMITTED)
         slot = sequence.slot = self.free_slots.pop()
-        sequence.epoch += 1
         sequence.num_sampling = sequence.num_steps_in_flight = 0
         self.running.append(sequence)
         return slot
@@ -81,7 +79,7 @@ class SequenceTable:
         """Assert the invariants above: for tests and an idle worker."""
         slots = [s.slot for s in self.running if s.slot is not None] + self.free_slots
         assert sorted(slots) == list(range(self._max_num_seqs)), f"slots lost: {slots}"
-        promised = sum(s.promised_blocks for s in self._sequence_of.values())
+        promised = sum(s.promised_blocks or 0 for s in self._sequence_of.values())
         assert self._budget.promised == promised, f"{self._budget.promised} is not {promised}"
         for sequence in self.waiting:
             assert not self._blocks.holds(sequence.owner), f"{sequence.owner} waits with blocks"

@@ -5,11 +5,10 @@ import logging
 
 from blockmgr.block_manager import BlockManager
 from blockmgr.fences import KVWriters, fences_needed
-from blockmgr.holding import Owner
 from blockmgr.metrics import BlockCollector
 from core.channel import ClientId, ClientLost, ServerChannel
 from core.errors import RequestError
-from core.ids import Incarnation, StepSeq, new_incarnation
+from core.ids import Incarnation, Owner, StepSeq, new_incarnation
 from core.messages import (
     Abort,
     AnyMessage,
@@ -86,7 +85,7 @@ class DecodeWorker:
         self._steps = StepLoop(
             engine.runner,
             depth=config.scheduler.overlap_depth,
-            schedule=self._scheduler.schedule,
+            schedule=self._schedule,
             complete=self._complete,
             fail=self._fail_step,
         )
@@ -222,7 +221,7 @@ class DecodeWorker:
         outbox = Outbox()
         self._tell(outbox, Progress(sequence, token.token_id, token.logprobs, reason))
         self._send(outbox)
-        self._steps.wake()
+        self.memory_changed()
 
     def lost(self, loss: Loss) -> None:
         """See ``ReceiverOwner``."""
@@ -233,6 +232,17 @@ class DecodeWorker:
             self.memory_changed()
 
     # What steps bring
+
+    def _schedule(self) -> StepBatch | None:
+        """Schedule, and let tickets look again at the memory that a preemption gave back."""
+        batch = self._scheduler.schedule()
+        new = self._scheduler.num_preemptions - self._num_preemptions_seen
+        if new:
+            self._num_preemptions_seen += new
+            self._metrics.count_preemptions(new)
+            if self._receiver is not None:
+                self._receiver.retry_allocations()
+        return batch
 
     def _complete(self, batch: StepBatch, output: StepOutput) -> None:
         self._metrics.observe_step(
@@ -245,7 +255,6 @@ class DecodeWorker:
         for step_progress in progress:
             self._tell(outbox, step_progress)
         self._metrics.count_generated(len(progress))
-        self._count_preemptions()
         self._send(outbox)
         if self._receiver is not None:
             self._receiver.retry_allocations()
@@ -291,12 +300,6 @@ class DecodeWorker:
                 peer=loss.peer,
             ),
         )
-
-    def _count_preemptions(self) -> None:
-        new = self._scheduler.num_preemptions - self._num_preemptions_seen
-        if new:
-            self._metrics.count_preemptions(new)
-            self._num_preemptions_seen += new
 
     def _make_receiver(self) -> Receiver:
         context, engine = self._context, self._engine

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 
 from blockmgr.block_hash import hash_blocks
 from blockmgr.block_manager import BlockManager
-from blockmgr.holding import Owner
 from blockmgr.window import needed_blocks
 from core.config import SchedulerConfig
-from core.errors import OutOfBlocksError, RequestError
-from core.ids import BlockId, Slot, StepSeq
+from core.errors import InternalError, OutOfBlocksError, RequestError
+from core.ids import BlockId, Owner, Slot, StepSeq
 from core.kv_layout import KVLayout
 from core.messages import FirstToken, GroupBlocks, Prefill
 from engine.batch import SequenceInput, SlotOpening, StepBatch, StepOutput
@@ -44,7 +43,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class SettledChunk:
     """KV that has settled and is not ticketed yet: the content of the next ticket."""
 
     prompt: Prompt
@@ -58,6 +57,7 @@ class Offer:
 @dataclass(frozen=True, slots=True)
 class _Part:
     prompt: Prompt
+    slot: Slot
     position: int
     num_tokens: int
 
@@ -95,6 +95,11 @@ class PrefillScheduler:
             RequestError: it can never fit into the pool. Nothing was taken.
         """
         token_ids = (*request.prompt_token_ids, *request.output_token_ids)
+        if not 0 <= request.first_token < len(token_ids):
+            raise RequestError(
+                f"first_token={request.first_token} is not a position of {len(token_ids)} tokens",
+                field="prompt",
+            )
         need = self._blocks_for(len(token_ids))
         if need > self._num_blocks:
             raise RequestError(
@@ -136,13 +141,13 @@ class PrefillScheduler:
         for prompt in self._running:
             num_tokens = min(prompt.num_tokens - prompt.num_computed, budget)
             if num_tokens > 0:
-                parts.append(_Part(prompt, prompt.num_computed, num_tokens))
+                parts.append(_part_of(prompt, num_tokens))
                 budget -= num_tokens
         while budget and self._free_slots and self._waiting and self._admit(self._waiting[0]):
             prompt = self._waiting.popleft()
             openings.append(self._start(prompt))
             num_tokens = min(prompt.num_tokens - prompt.num_computed, budget)
-            parts.append(_Part(prompt, prompt.num_computed, num_tokens))
+            parts.append(_part_of(prompt, num_tokens))
             budget -= num_tokens
         if not parts:
             return None
@@ -157,12 +162,12 @@ class PrefillScheduler:
             zero_blocks=self._blocks.take_zero_list(),
         )
 
-    def complete(self, output: StepOutput) -> list[Offer]:
+    def complete(self, output: StepOutput) -> list[SettledChunk]:
         """Take a completed step's output and return what can be ticketed now."""
         parts = self._steps.pop(output.step)
         self._blocks.complete_step(output.step)
         token_of_slot = {token.slot: token for token in output.tokens}
-        offers: list[Offer] = []
+        offers: list[SettledChunk] = []
         for part in parts:
             prompt = part.prompt
             if self._prompt_of.get(prompt.owner) is not prompt:
@@ -170,8 +175,8 @@ class PrefillScheduler:
             prompt.num_settled += part.num_tokens
             self._blocks.settle(prompt.owner, prompt.num_settled, prompt.hashes)
             first_token = None
-            if part.is_last and prompt.slot is not None:
-                token = token_of_slot[prompt.slot]
+            if part.is_last:
+                token = token_of_slot[part.slot]
                 first_token = FirstToken(token_id=token.token_id, logprobs=token.logprobs)
             offer = self._offer(prompt, first_token)
             if offer is not None:
@@ -242,16 +247,15 @@ class PrefillScheduler:
         )
 
     def _input_of(self, part: _Part) -> SequenceInput:
-        assert part.prompt.slot is not None
         return SequenceInput(
-            slot=part.prompt.slot,
+            slot=part.slot,
             token_ids=part.prompt.token_ids[part.position : part.position + part.num_tokens],
             position=part.position,
             block_tables=self._blocks.block_tables(part.prompt.owner),
             sample=part.is_last,
         )
 
-    def _offer(self, prompt: Prompt, first_token: FirstToken | None) -> Offer | None:
+    def _offer(self, prompt: Prompt, first_token: FirstToken | None) -> SettledChunk | None:
         """Name the full blocks settled since the last offer; the last offer names all the rest."""
         block_size = self._layout.block_size
         last = first_token is not None
@@ -266,7 +270,7 @@ class PrefillScheduler:
         prompt.num_offered = max(end, prompt.num_offered)
         if not blocks and not last:
             return None  # all behind the windows that the whole prompt leaves open
-        offer = Offer(prompt, prompt.num_chunks_offered, blocks, end, first_token)
+        offer = SettledChunk(prompt, prompt.num_chunks_offered, blocks, end, first_token)
         prompt.num_chunks_offered += 1
         return offer
 
@@ -304,3 +308,9 @@ class PrefillScheduler:
 
     def _blocks_for(self, num_tokens: int) -> int:
         return len(self._layout.groups) * self._layout.num_blocks_for(num_tokens)
+
+
+def _part_of(prompt: Prompt, num_tokens: int) -> _Part:
+    if prompt.slot is None:
+        raise InternalError(f"{prompt.owner} was scheduled without a slot")
+    return _Part(prompt, prompt.slot, prompt.num_computed, num_tokens)

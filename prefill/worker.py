@@ -5,11 +5,10 @@ import logging
 
 from blockmgr.block_manager import BlockManager
 from blockmgr.fences import KVWriters, fences_needed
-from blockmgr.holding import Owner
 from blockmgr.metrics import BlockCollector
 from core.channel import ClientId, ClientLost, ServerChannel
 from core.errors import HandshakeError, InternalError, RequestError
-from core.ids import Incarnation, new_incarnation
+from core.ids import Incarnation, Owner, new_incarnation
 from core.messages import (
     AnyMessage,
     Compatibility,
@@ -30,13 +29,12 @@ from core.worker_report import WorkerReport
 from engine.batch import StepBatch, StepOutput
 from engine.startup import Engine, start_engine
 from engine.step_loop import StepLoop
-from prefill.scheduler import Offer, PrefillScheduler
+from prefill.scheduler import PrefillScheduler, SettledChunk
 from transfer.handshake import check_compatible
 from transfer.metrics import TransferMetrics
 from transfer.nixl_transport import NixlTransport
 from transfer.pump import Pump
-from transfer.tickets import Offer as TicketOffer
-from transfer.tickets import TicketBook
+from transfer.tickets import Offer, TicketBook
 from transfer.transport import ReadOutcome
 
 log = logging.getLogger(__name__)
@@ -205,7 +203,7 @@ class PrefillWorker:
                 attempt=owner[1],
                 incarnation=self._incarnation,
                 reason=reason,
-                retryable=False,
+                retryable=True,
             ),
         )
 
@@ -260,14 +258,14 @@ class PrefillWorker:
         for offer in self._scheduler.complete(output):
             self._issue(offer)
 
-    def _issue(self, offer: Offer) -> None:
+    def _issue(self, offer: SettledChunk) -> None:
         """Ticket what has settled."""
         owner, now = offer.prompt.owner, self._clock()
         is_last = offer.first_token is not None
         prefill_s = now - self._arrived_at[owner]
         ticket = self._book.issue(
             owner,
-            TicketOffer(
+            Offer(
                 piece=PieceId(
                     rank=0,
                     first_layer=0,

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from core.ids import Incarnation, OperationId
+from core.ids import Incarnation, OperationId, Owner
 from core.messages import FirstToken, GroupBlocks, Reading, Released, Renew, Ticket, Withdraw
-from transfer.owner import Owner
 from transfer.transport import Extent
 
 

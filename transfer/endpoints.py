@@ -3,11 +3,10 @@
 import itertools
 
 from core.config import TransferConfig
-from core.ids import Incarnation, OperationId
+from core.ids import Incarnation, OperationId, Owner
 from core.messages import Released, Renew, Renewed, Withdraw
 from transfer.actions import Action, OperationTerminal, Send, TearDown
 from transfer.operations import Operation, Operations
-from transfer.owner import Owner
 from transfer.source_link import SourceLink
 from transfer.stats import TransferStats
 

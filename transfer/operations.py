@@ -4,9 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from core.errors import InvalidTransitionError
-from core.ids import Incarnation, OperationId
+from core.ids import Incarnation, OperationId, Owner
 from core.messages import PieceId
-from transfer.owner import Owner
 
 
 @dataclass(slots=True, eq=False)

@@ -7,18 +7,18 @@ answers where the action says so. All times are of the caller's one monotonic cl
 from collections.abc import Sequence
 
 from core.config import TransferConfig
-from core.ids import Incarnation, OperationId
+from core.ids import Incarnation, OperationId, Owner
 from core.kv_layout import KVLayout
 from core.messages import GroupBlocks, PieceId, PrefillFailed, Renewed, Ticket
 from transfer.actions import Action, Allocate, OperationTerminal, PostRead
 from transfer.endpoints import Endpoints
 from transfer.extents import Part, merge_pairs, pair_positions
 from transfer.operations import Operation
-from transfer.owner import Owner
 from transfer.reader_states import Event, PieceState, State
-from transfer.receiving import Failure, Receiving, TransferShape, fault_of
+from transfer.receiving import Failure, Receiving, TransferShape
 from transfer.receptions import Receptions
 from transfer.stats import ReadObservation, TransferStats
+from transfer.ticket_faults import fault_of, gap_in
 
 
 class Reader:
@@ -55,7 +55,8 @@ class Reader:
         self._shape = TransferShape(
             num_ranks=num_ranks,
             num_layers=layout.layers_per_group,
-            num_groups=len(layout.groups),
+            groups=layout.groups,
+            block_size=layout.block_size,
         )
         self.stats = TransferStats()
         self._endpoints = Endpoints(
@@ -104,15 +105,19 @@ class Reader:
 
     # Requests
 
-    def requested(self, owner: Owner, source: Incarnation, now: float) -> list[Action]:
+    def requested(
+        self, owner: Owner, source: Incarnation, now: float, *, wanted: range | None = None
+    ) -> list[Action]:
         """``Prefill`` is about to be sent to ``source``. Tickets of ``owner`` are expected now.
 
-        ``now`` must not be later than the sending: the lease is counted from it.
+        ``now`` must not be later than the sending: the lease is counted from it. ``wanted`` are the
+        positions that were asked for, from a block's first on: tickets must cover these, and no
+        others. None takes what the tickets say.
 
         Raises:
             InvalidTransitionError: ``owner`` is being received already.
         """
-        return self._requests.begin(Receiving(owner, source, requested_at=now))
+        return self._requests.begin(Receiving(owner, source, requested_at=now, wanted=wanted))
 
     def cancel(self, owner: Owner, now: float) -> list[Action]:
         """Nobody wants ``owner`` any more: it is gone on return. Unknown owners change nothing.
@@ -158,6 +163,9 @@ class Reader:
             return self._requests.fail(entry, Failure("protocol", fault), now)
         self.stats.lease_events["granted"] += 1
         piece = entry.add(message, now)
+        gap = gap_in(entry, self._shape)
+        if gap is not None:
+            return self._requests.fail(entry, Failure("protocol", gap), now)
         if piece.state is PieceState.LANDED:
             return self._requests.settle(entry, now)
         return [Allocate(entry.owner, message)]

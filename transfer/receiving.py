@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from core.config import TransferConfig
-from core.ids import Incarnation, OperationId
+from core.ids import Incarnation, OperationId, Owner
+from core.kv_layout import KVGroup
 from core.messages import FirstToken, GroupBlocks, PieceId, Ticket
 from transfer.actions import Deliver, Fail, ReceiveStats
-from transfer.owner import Owner
 from transfer.reader_states import PieceEvent, PieceState, State, advance_piece
 from transfer.stats import FailureStage
 
@@ -20,7 +20,26 @@ class TransferShape:
     num_ranks: int
     num_layers: int
     """In each group."""
-    num_groups: int
+    groups: tuple[KVGroup, ...]
+    block_size: int
+
+    @property
+    def num_groups(self) -> int:
+        """KV groups."""
+        return len(self.groups)
+
+    def indices_of(self, tokens: range) -> range:
+        """Return the absolute block indices that hold ``tokens``."""
+        return range(tokens.start // self.block_size, -(-tokens.stop // self.block_size))
+
+    def required_indices(self, group: int, tokens: range) -> range:
+        """Return the indices that decode will read: those behind the group's window are not."""
+        indices = self.indices_of(tokens)
+        window = self.groups[group].window
+        if window is None:
+            return indices
+        first_live = max(0, tokens.stop - window + 1) // self.block_size
+        return range(max(indices.start, first_live), indices.stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +95,8 @@ class Receiving:
     source: Incarnation
     requested_at: float
     """When ``Prefill`` was sent: the source's lease cannot have begun earlier."""
+    wanted: range | None = None
+    """The positions that were asked for; None: whatever the tickets name."""
     state: State = State.RECEIVING
     pieces: dict[PieceId, Piece] = field(default_factory=dict[PieceId, Piece])
     proven_until: float = 0.0
@@ -188,31 +209,3 @@ def covers(pieces: Iterable[PieceId], last_chunk: int | None, shape: TransferSha
         range(last_chunk + 1), range(shape.num_ranks), range(shape.num_layers)
     )
     return all(part in held for part in wanted)
-
-
-def fault_of(ticket: Ticket, entry: Receiving, shape: TransferShape) -> str | None:
-    """Return what is wrong with a ticket that ``entry`` has not seen yet; None: nothing."""
-    piece = ticket.piece
-    last_chunk = entry.last_chunk
-    if piece in entry.pieces:
-        return f"{piece} was offered before, in other blocks or generations"
-    if not (
-        0 <= piece.first_layer <= piece.last_layer < shape.num_layers
-        and 0 <= piece.rank < shape.num_ranks
-        and piece.chunk >= 0
-    ):
-        return f"{piece} does not exist in {shape}"
-    if last_chunk is not None and (
-        piece.chunk > last_chunk or ticket.last != (piece.chunk == last_chunk)
-    ):
-        return f"{piece} contradicts chunk {last_chunk} being the last"
-    if ticket.last and any(known.chunk > piece.chunk for known in entry.pieces):
-        return f"{piece} is called the last, after later ones"
-    if any(
-        len(run.block_ids) != len(run.generations)
-        or run.first_index < 0
-        or not 0 <= run.group < shape.num_groups
-        for run in ticket.blocks
-    ):
-        return f"the blocks of {piece} are malformed"
-    return None

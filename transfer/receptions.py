@@ -4,12 +4,11 @@ from collections.abc import Iterable, Sequence
 
 from core.config import TransferConfig
 from core.errors import InvalidTransitionError
-from core.ids import Incarnation, OperationId
+from core.ids import Incarnation, OperationId, Owner
 from core.messages import Released, Withdraw
 from transfer.actions import Action
 from transfer.endpoints import Endpoints
 from transfer.operations import Operation
-from transfer.owner import Owner
 from transfer.reader_states import Effect, Event, PieceState, State, advance
 from transfer.receiving import Failure, Piece, Receiving, TransferShape
 from transfer.stats import TransferStats

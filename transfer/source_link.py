@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from core.ids import Incarnation, OperationId
+from core.ids import Incarnation, OperationId, Owner
 from core.messages import Reading, Renew, Renewed
-from transfer.owner import Owner
 
 
 @dataclass(slots=True, eq=False)

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from core.ids import Incarnation
+from core.ids import Incarnation, Owner
 from core.messages import (
     FirstToken,
     GroupBlocks,
@@ -19,7 +19,6 @@ from core.messages import (
     Ticket,
     Withdraw,
 )
-from transfer.owner import Owner
 from transfer.stats import TransferStats
 
 _REMEMBERED_ENDS = 4096

@@ -17,9 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from blockmgr.block_manager import BlockManager, ReceiveTarget
 from blockmgr.block_queue import BlockIds
-from blockmgr.holding import Holding, Owner
+from blockmgr.holding import Holding
 from core.errors import InternalError
-from core.ids import BlockId, Generation, OperationId, StepSeq
+from core.ids import BlockId, Generation, OperationId, Owner, StepSeq
 from tests.blockmgr.words import hashes_of
 from tests.blockmgr.world import BLOCK_SIZE, PROMPTS, World
 

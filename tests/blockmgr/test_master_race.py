@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from blockmgr.block_manager import BlockManager, ReceiveTarget
-from blockmgr.holding import Owner
-from core.ids import OperationId
+from core.ids import OperationId, Owner
 from tests.blockmgr.words import admit_new, ids_of, layout_of, owner_of
 
 BLOCK_NBYTES = 32

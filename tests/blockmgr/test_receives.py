@@ -10,10 +10,9 @@ from collections.abc import Sequence
 import pytest
 
 from blockmgr.block_manager import BlockManager, ReceiveTarget
-from blockmgr.holding import Owner
 from blockmgr.states import BlockState
 from core.errors import DoubleReleaseError, InvalidTransitionError, OutOfBlocksError
-from core.ids import BlockId, Generation, OperationId
+from core.ids import BlockId, Generation, OperationId, Owner
 from core.kv_layout import KVGroup
 from tests.blockmgr.conftest import MakeManager
 from tests.blockmgr.words import admit_new, hashes_of, ids_of, num_free, owner_of, take_one

@@ -10,11 +10,10 @@ import pytest
 
 from blockmgr.block_manager import BlockManager, ReceiveTarget
 from blockmgr.block_table import HOLE
-from blockmgr.holding import Owner
 from blockmgr.states import BlockState
 from blockmgr.window import first_live_block, needed_blocks, num_sink_blocks
 from core.errors import InvalidTransitionError
-from core.ids import OperationId
+from core.ids import OperationId, Owner
 from core.kv_layout import KVGroup
 from tests.blockmgr.conftest import MakeManager
 from tests.blockmgr.words import (

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from blockmgr.block_hash import hash_blocks
 from blockmgr.block_manager import BlockManager, ReceiveTarget
-from blockmgr.holding import Owner
 from blockmgr.states import BlockState
-from core.ids import Attempt, BlockId, OperationId, RequestId
+from core.ids import Attempt, BlockId, OperationId, Owner, RequestId
 from core.kv_layout import KVGroup, KVLayout
 
 

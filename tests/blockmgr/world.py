@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from blockmgr.block_manager import BlockManager, ReceiveTarget
-from blockmgr.holding import Owner
 from blockmgr.states import BlockState
 from core.errors import OutOfBlocksError
-from core.ids import BlockId, OperationId, StepSeq
+from core.ids import BlockId, OperationId, Owner, StepSeq
 from core.kv_layout import KVGroup
 from tests.blockmgr.words import hashes_of, layout_of, owner_of
 

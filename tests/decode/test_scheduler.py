@@ -30,18 +30,24 @@ LAYOUT = KVLayout(
 class Bench:
     """A scheduler over a small pool, and the device's side of its steps."""
 
-    def __init__(self, num_blocks: int, **config: int) -> None:
-        self.blocks = BlockManager(LAYOUT, num_blocks, fences=True, prefix_caching=False)
+    def __init__(self, num_blocks: int, *, prefix_caching: bool = False, **config: int) -> None:
+        self.blocks = BlockManager(LAYOUT, num_blocks, fences=True, prefix_caching=prefix_caching)
         self.scheduler = DecodeScheduler(
             self.blocks, LAYOUT, SchedulerConfig(**config), fingerprint="test"
         )
 
     def add(
-        self, name: str, num_tokens: int, *, remote: bool = False, max_tokens: int = 100
+        self,
+        name: str,
+        num_tokens: int,
+        *,
+        remote: bool = False,
+        max_tokens: int = 100,
+        first: int = 0,
     ) -> Sequence:
         sequence = Sequence(
             owner=(RequestId(name), Attempt(1)),
-            prompt_token_ids=tuple(range(num_tokens)),
+            prompt_token_ids=tuple(range(first, first + num_tokens)),
             sampling=SamplingParams(seed=1, max_tokens=max_tokens, stop_token_ids=(STOP,)),
         )
         self.scheduler.add(sequence, remote=remote)
@@ -66,8 +72,8 @@ def bench() -> Iterator[Callable[..., Bench]]:
     """Makes benches, and checks the invariants of each at the end."""
     benches: list[Bench] = []
 
-    def make(num_blocks: int, **config: int) -> Bench:
-        benches.append(Bench(num_blocks, **config))
+    def make(num_blocks: int, *, prefix_caching: bool = False, **config: int) -> Bench:
+        benches.append(Bench(num_blocks, prefix_caching=prefix_caching, **config))
         return benches[-1]
 
     yield make
@@ -268,3 +274,85 @@ def test_overlapped_decode_takes_its_token_from_the_slot(bench: Callable[..., Be
     assert s3.sequences[0].position == 33
     for step in (s1, s2, s3):
         b.complete(step)
+
+
+def cache_prompt(b: Bench, num_tokens: int) -> None:
+    """Leave the KV of a prompt in the prefix cache."""
+    b.add("earlier", num_tokens, max_tokens=1)
+    b.complete(b.step())
+
+
+def test_sequences_share_a_prefix_instead_of_paying_for_it_again(
+    bench: Callable[..., Bench],
+) -> None:
+    # Given a prefix of 10 blocks, and five prompts that begin with it
+    b = bench(20, prefix_caching=True)
+    cache_prompt(b, 160)
+    for n in range(5):
+        b.add(f"R{n}", 161, max_tokens=10)
+    # Then all of them run: each needs one block of its own
+    step = b.step()
+    assert len(step.sequences) == 5
+    b.complete(step)
+
+
+def test_c17_pinned_prefix_and_preempted_sequence_do_not_wait_for_each_other(
+    bench: Callable[..., Bench],
+) -> None:
+    # Given a remote sequence that has pinned half of the pool
+    b = bench(20, prefix_caching=True)
+    cache_prompt(b, 160)
+    remote = b.add("remote", 200, remote=True, max_tokens=2)
+    assert remote.num_computed == 160
+    # And a local one that outgrows the rest and gives way
+    local = b.add("local", 80, max_tokens=200, first=1000)
+    for _ in range(200):
+        if (batch := b.scheduler.schedule()) is None:
+            break
+        b.complete(batch)
+    assert local.state is State.WAITING
+    # Then the remote one gets what it was promised, and after it the local one goes on
+    assert b.scheduler.receive(remote.owner, [ReceiveTarget(0, 10, 3)], OperationId(1))
+    b.blocks.end_operation(OperationId(1))
+    b.scheduler.deliver(remote.owner, 5)
+    for _ in range(400):
+        if (batch := b.scheduler.schedule()) is None:
+            break
+        b.complete(batch)
+    assert (remote.state, local.state) == (State.GONE, State.GONE)
+
+
+def test_prefix_is_not_pinned_where_the_rest_cannot_be_promised(
+    bench: Callable[..., Bench],
+) -> None:
+    b = bench(20, prefix_caching=True)
+    cache_prompt(b, 160)
+    running = b.add("running", 150, max_tokens=20, first=1000)
+    b.complete(b.step())
+    remote = b.add("remote", 250, remote=True, max_tokens=2)
+    assert remote.num_computed == 0
+    b.scheduler.abort(running.owner)
+    b.scheduler.abort(remote.owner)
+
+
+def test_newcomer_does_not_pass_a_ticket_that_waits_for_memory(
+    bench: Callable[..., Bench],
+) -> None:
+    b = bench(10)
+    running = b.add("running", 80, max_tokens=20)
+    b.complete(b.step())
+    big = b.add("big", 100, remote=True, max_tokens=2)
+    assert b.scheduler.receive(big.owner, [ReceiveTarget(0, 0, 7)], OperationId(1)) is None
+    newcomer = b.add("newcomer", 10, max_tokens=2)
+    b.complete(b.step())
+    assert newcomer.state is State.WAITING
+    b.scheduler.abort(running.owner)
+    assert b.scheduler.receive(big.owner, [ReceiveTarget(0, 0, 7)], OperationId(1))
+    b.complete(b.step())
+    assert newcomer.state is State.RUNNING
+    b.blocks.end_operation(OperationId(1))
+
+
+def test_empty_prompt_is_refused(bench: Callable[..., Bench]) -> None:
+    with pytest.raises(RequestError, match="empty"):
+        bench(10).add("R", 0)

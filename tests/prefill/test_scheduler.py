@@ -17,7 +17,7 @@ from core.kv_layout import KVGroup, KVLayout
 from core.messages import Prefill
 from core.sampling import SamplingParams
 from engine.batch import SampledToken, StepBatch, StepOutput
-from prefill.scheduler import Offer, PrefillScheduler
+from prefill.scheduler import PrefillScheduler, SettledChunk
 
 
 class Bench:
@@ -44,12 +44,12 @@ class Bench:
             )
         )
 
-    def complete(self, batch: StepBatch) -> list[Offer]:
+    def complete(self, batch: StepBatch) -> list[SettledChunk]:
         tokens = tuple(SampledToken(s.slot, 7) for s in batch.sequences if s.sample)
         return self.scheduler.complete(StepOutput(batch.step, tokens, 0.0))
 
-    def run(self) -> list[Offer]:
-        offers: list[Offer] = []
+    def run(self) -> list[SettledChunk]:
+        offers: list[SettledChunk] = []
         while (batch := self.scheduler.schedule()) is not None:
             offers += self.complete(batch)
         return offers
@@ -63,7 +63,7 @@ def bench() -> Iterator[Bench]:
     made.scheduler.check_invariants()
 
 
-def indices(offers: list[Offer], group: int = 0) -> list[list[int]]:
+def indices(offers: list[SettledChunk], group: int = 0) -> list[list[int]]:
     return [
         [
             named.first_index + at

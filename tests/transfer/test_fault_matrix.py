@@ -10,10 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from blockmgr.states import BlockState
-from core.ids import BlockId
+from core.ids import BlockId, Owner
 from core.messages import PieceId, PrefillFailed
 from tests.transfer.two_sides import DecodeSide, PrefillSide, owner
-from transfer.owner import Owner
 
 R = owner("r")
 Step = Callable[[DecodeSide, PrefillSide], None]

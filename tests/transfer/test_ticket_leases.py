@@ -6,10 +6,9 @@ crashes the engine, and a late acknowledgement that frees a block which somebody
 
 import pytest
 
-from core.ids import Incarnation
+from core.ids import Incarnation, Owner
 from core.messages import FirstToken, PieceId, Released, Renew, Withdraw
 from tests.transfer.two_sides import owner
-from transfer.owner import Owner
 from transfer.tickets import Offer, TicketBook
 
 P = Incarnation("P")

@@ -11,11 +11,10 @@ import pytest
 from blockmgr.states import BlockState
 from core.config import TransferConfig
 from core.errors import OutOfBlocksError
-from core.ids import BlockId
+from core.ids import BlockId, Owner
 from core.messages import PieceId, PrefillFailed
 from tests.transfer.adversary import Network
 from tests.transfer.two_sides import DecodeSide, PrefillSide, layout, owner
-from transfer.owner import Owner
 
 NUM_BLOCKS = 24
 

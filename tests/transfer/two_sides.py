@@ -17,7 +17,16 @@ from blockmgr.receive_target import ReceiveTarget
 from blockmgr.states import BlockState
 from core.config import TransferConfig
 from core.errors import OutOfBlocksError, PeerLostError
-from core.ids import Attempt, BlockId, Generation, Incarnation, OperationId, ReadId, RequestId
+from core.ids import (
+    Attempt,
+    BlockId,
+    Generation,
+    Incarnation,
+    OperationId,
+    Owner,
+    ReadId,
+    RequestId,
+)
 from core.kv_layout import KVGroup, KVLayout
 from core.messages import (
     FirstToken,
@@ -40,7 +49,6 @@ from transfer.actions import (
     Send,
     TearDown,
 )
-from transfer.owner import Owner
 from transfer.reader import Reader
 from transfer.tickets import Offer, TicketBook
 
@@ -112,7 +120,7 @@ class PrefillSide:
         if who not in self.book:
             assert self.book.open(who, reader="D")
         runs: list[GroupBlocks] = []
-        for group in range(len(self.layout.groups)):
+        for group in range(len(self.layout.groups) if num_blocks else 0):
             ids = [self.free.pop() for _ in range(num_blocks)]
             self.rng.shuffle(ids)
             self.held.setdefault(who, []).extend(ids)

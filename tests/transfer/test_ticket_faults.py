@@ -1,0 +1,89 @@
+"""A ticket that names the wrong positions ends its request, never the worker that got it.
+
+Positions that overlap would be allocated twice, a far one would grow a table by gigabytes, and one
+that is left out would be read as KV that nobody wrote.
+"""
+
+import pytest
+
+from core.ids import Attempt, BlockId, Generation, Incarnation, Owner, RequestId
+from core.kv_layout import KVGroup
+from core.messages import FirstToken, GroupBlocks, PieceId, Ticket
+from transfer.receiving import Receiving, TransferShape
+from transfer.ticket_faults import fault_of, gap_in
+
+SHAPE = TransferShape(
+    num_ranks=1,
+    num_layers=1,
+    groups=(KVGroup(layers=(0,)), KVGroup(layers=(1,), window=32)),
+    block_size=16,
+)
+OWNER: Owner = (RequestId("r"), Attempt(1))
+
+
+def receiving(first_token: int = 32, num_tokens: int = 100) -> Receiving:
+    return Receiving(OWNER, Incarnation("P"), 0.0, wanted=range(first_token, num_tokens))
+
+
+def ticket(*runs: tuple[int, int, int], chunk: int = 0, last: bool = True) -> Ticket:
+    return Ticket(
+        request_id=OWNER[0],
+        attempt=OWNER[1],
+        incarnation=Incarnation("P"),
+        piece=PieceId(0, 0, 0, chunk),
+        blocks=tuple(
+            GroupBlocks(
+                group,
+                first,
+                tuple(BlockId(n) for n in range(count)),
+                tuple(Generation(1) for _ in range(count)),
+            )
+            for group, first, count in runs
+        ),
+        num_tokens=100,
+        lease_s=30.0,
+        last=last,
+        first_token=FirstToken(7) if last else None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("runs", "complaint"),
+    [
+        ([(0, 2, 0)], "malformed"),
+        ([(0, 2, 3), (0, 4, 2)], "twice"),
+        ([(0, 1, 3)], "outside"),
+        ([(0, 2, 6)], "outside"),
+        ([(0, 10**9, 1)], "outside"),
+        ([(2, 2, 1)], "malformed"),
+    ],
+)
+def test_ticket_with_wrong_positions_is_refused(
+    runs: list[tuple[int, int, int]], complaint: str
+) -> None:
+    fault = fault_of(ticket(*runs), receiving(), SHAPE)
+    assert fault is not None
+    assert complaint in fault
+
+
+def test_position_of_an_earlier_ticket_is_refused() -> None:
+    entry = receiving()
+    entry.add(ticket((0, 2, 2), last=False), 0.0)
+    fault = fault_of(ticket((0, 3, 4), chunk=1), entry, SHAPE)
+    assert fault is not None
+    assert "twice" in fault
+
+
+def test_tickets_that_leave_a_block_out_are_noticed_before_delivery() -> None:
+    entry = receiving()
+    entry.add(ticket((0, 2, 2), last=False), 0.0)
+    assert gap_in(entry, SHAPE) is None  # not all are here
+    entry.add(ticket((0, 5, 2), (1, 4, 3), chunk=1), 0.0)
+    assert gap_in(entry, SHAPE) == "no ticket names blocks [4] of group 0"
+
+
+def test_d16_blocks_behind_the_window_may_be_left_out() -> None:
+    entry = receiving()
+    # Decode reads from 100 - 32 + 1 = 69 on: block 4.
+    entry.add(ticket((0, 2, 5), (1, 4, 3)), 0.0)
+    assert gap_in(entry, SHAPE) is None

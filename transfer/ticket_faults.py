@@ -1,0 +1,86 @@
+"""What may be wrong with a peer's ticket. Found here, it ends one request, not the worker."""
+
+from core.messages import PieceId, Ticket
+from transfer.receiving import Receiving, TransferShape, covers
+
+
+def fault_of(ticket: Ticket, entry: Receiving, shape: TransferShape) -> str | None:
+    """Return what is wrong with a ticket that ``entry`` has not seen yet; None: nothing."""
+    piece = ticket.piece
+    last_chunk = entry.last_chunk
+    if piece in entry.pieces:
+        return f"{piece} was offered before, in other blocks or generations"
+    if not (
+        0 <= piece.first_layer <= piece.last_layer < shape.num_layers
+        and 0 <= piece.rank < shape.num_ranks
+        and piece.chunk >= 0
+    ):
+        return f"{piece} does not exist in {shape}"
+    if last_chunk is not None and (
+        piece.chunk > last_chunk or ticket.last != (piece.chunk == last_chunk)
+    ):
+        return f"{piece} contradicts chunk {last_chunk} being the last"
+    if ticket.last and any(known.chunk > piece.chunk for known in entry.pieces):
+        return f"{piece} is called the last, after later ones"
+    if any(
+        len(run.block_ids) != len(run.generations)
+        or run.first_index < 0
+        or not run.block_ids
+        or not 0 <= run.group < shape.num_groups
+        for run in ticket.blocks
+    ):
+        return f"the blocks of {piece} are malformed"
+    return _position_fault(ticket, entry, shape)
+
+
+def gap_in(entry: Receiving, shape: TransferShape) -> str | None:
+    """Return what the tickets of ``entry`` together leave out; None: nothing, or not all are here.
+
+    Checked before anything may be delivered: a block that no ticket names would be read as KV.
+    """
+    if entry.wanted is None or not covers(entry.pieces, entry.last_chunk, shape):
+        return None
+    for group in range(shape.num_groups):
+        named = {index for named_group, index in _positions(entry) if named_group == group}
+        missing = [i for i in shape.required_indices(group, entry.wanted) if i not in named]
+        if missing:
+            return f"no ticket names blocks {missing[:4]} of group {group}"
+    return None
+
+
+def _position_fault(ticket: Ticket, entry: Receiving, shape: TransferShape) -> str | None:
+    """Return whether a position is named twice, or was not asked for."""
+    named = [
+        (run.group, run.first_index + at)
+        for run in ticket.blocks
+        for at in range(len(run.block_ids))
+    ]
+    if len(set(named)) != len(named) or not _positions(entry, like=ticket.piece).isdisjoint(named):
+        return f"{ticket.piece} names a position twice"
+    if entry.wanted is not None:
+        asked = shape.indices_of(entry.wanted)
+        if any(index not in asked for _, index in named):
+            return f"{ticket.piece} names blocks outside of {asked}"
+    return None
+
+
+def _positions(entry: Receiving, *, like: PieceId | None = None) -> set[tuple[int, int]]:
+    """Return (group, index) of all that tickets name, or of the pieces that clash with ``like``.
+
+    Pieces of other ranks or layers share positions.
+    """
+    return {
+        (run.group, run.first_index + at)
+        for piece_id, piece in entry.pieces.items()
+        if like is None or _clash(piece_id, like)
+        for run in piece.ticket.blocks
+        for at in range(len(run.block_ids))
+    }
+
+
+def _clash(one: PieceId, other: PieceId) -> bool:
+    return (
+        one.rank == other.rank
+        and one.first_layer <= other.last_layer
+        and other.first_layer <= one.last_layer
+    )
