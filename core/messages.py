@@ -165,6 +165,8 @@ class Failed(Message, frozen=True):
     reason: str
     kind: Literal["request", "capacity", "transfer", "internal"]
     """Who acts: caller, router (another attempt), router (another peer), operator."""
+    field: str | None = None
+    """Of the request, where that is at fault."""
     peer: WorkerId | None = None
     """The prefill worker that failed, for ``transfer``."""
 

@@ -67,6 +67,7 @@ class Loss:
     reason: str
     kind: Literal["request", "capacity", "transfer", "internal"]
     peer: WorkerId | None = None
+    field: str | None = None
 
 
 class ReceiverOwner(Protocol):

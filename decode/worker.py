@@ -171,7 +171,7 @@ class DecodeWorker:
         try:
             self._scheduler.add(sequence, remote=prefill is not None)
         except RequestError as error:
-            self._fail(served, Loss(owner, str(error), "request"))
+            self._fail(served, Loss(owner, str(error), "request", field=error.field))
             return
         self._served[owner] = served
         if prefill is not None and self._receiver is not None:
@@ -298,6 +298,7 @@ class DecodeWorker:
                 reason=loss.reason,
                 kind=loss.kind,
                 peer=loss.peer,
+                field=loss.field,
             ),
         )
 

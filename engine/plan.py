@@ -37,8 +37,6 @@ class ForwardPlan:
     """[S] int32: tokens of each sequence including this step's."""
     sample_rows: torch.Tensor
     """[R] int64: rows whose logits are wanted, in the order of the step."""
-    sample_slots: torch.Tensor
-    """[R] int64: the slots of those rows."""
     host_query_starts: NDArray[np.int64]
     """[S + 1], the same as ``query_starts``, in host memory."""
     host_kv_lens: NDArray[np.int64]
@@ -91,7 +89,6 @@ def build_plan(
         query_starts=put(starts.astype(np.int32)),
         kv_lens=put(kv_lens.astype(np.int32)),
         sample_rows=put(starts[1:][sampled] - 1),
-        sample_slots=put(slots[sampled]),
         host_query_starts=starts,
         host_kv_lens=kv_lens,
     )

@@ -19,6 +19,8 @@ class AttemptFailure:
     reason: str
     culprit: WorkerId
     """Avoided by the next attempt."""
+    field: str | None = None
+    """Of the request, where that is at fault."""
 
 
 @dataclass(slots=True)

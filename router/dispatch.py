@@ -106,7 +106,13 @@ class Dispatcher:
             self._abort(attempt)
             return
         attempt.has_output = attempt.has_output or bool(output.token_ids)
-        delta = attempt.sequence.feed(output)
+        try:
+            delta = attempt.sequence.feed(output)
+        except Exception as error:
+            log.exception("request=%s failed=feed", output.request_id)
+            self._end(attempt, "internal", f"the output cannot be turned into text: {error!r}")
+            self._abort(attempt)
+            return
         attempt.generation.put(attempt.index, delta)
         if delta.finish_reason is not None:
             if output.finish_reason is None:
@@ -122,7 +128,7 @@ class Dispatcher:
             return
         if failed.peer is not None:
             self.fleet.registry.suspect(failed.peer)
-        self._end(attempt, failed.kind, failed.reason, culprit=failed.peer)
+        self._end(attempt, failed.kind, failed.reason, culprit=failed.peer, field=failed.field)
 
     def on_link_lost(self, link: DecodeLink) -> None:
         """See ``FleetListener``."""
@@ -257,7 +263,7 @@ class Dispatcher:
             self.metrics.retries.labels(stage=stage, reason=kind).inc()
             return
         if kind == "request":
-            raise RequestError(failure.reason)
+            raise RequestError(failure.reason, field=failure.field)
         if kind == "internal":
             raise InternalError(failure.reason)
         self.metrics.retries_exhausted.labels(stage=stage, reason=kind).inc()
@@ -280,10 +286,11 @@ class Dispatcher:
         reason: str,
         *,
         culprit: WorkerId | None = None,
+        field: str | None = None,
     ) -> None:
         """End ``attempt`` without a result; by default its decode worker is to blame."""
         del self._attempts[attempt.sequence.spec.request_id]
-        attempt.end(AttemptFailure(kind, reason, culprit or attempt.link.worker_id))
+        attempt.end(AttemptFailure(kind, reason, culprit or attempt.link.worker_id, field))
 
     def _abort(self, attempt: RunningAttempt) -> None:
         attempt.link.send(Abort(attempt.sequence.spec.request_id, attempt.number))

@@ -4,6 +4,7 @@ Otherwise requests wait for ever on a channel that nobody answers, or a stranger
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -198,3 +199,19 @@ async def test_silent_client_is_found_among_talkative_ones() -> None:
         assert events.count(ABORT) == 40
         collecting.cancel()
         talkative.close()
+
+
+async def test_own_stall_is_not_taken_for_the_servers_silence() -> None:
+    """A loop that stood still finds its pongs unread; they must count before anything is lost."""
+    async with open_server(silence_s=60) as server:
+        serving = asyncio.create_task(server.receive())
+        client = ClientChannel(server.address, keys=KEYS, hello=HELLO, silence_s=0.4)
+        await client.connect()
+        receiving = asyncio.create_task(client.receive())
+        await asyncio.sleep(0.1)
+        time.sleep(0.8)  # noqa: ASYNC251 - the stall
+        await asyncio.sleep(0.3)
+        assert not receiving.done()
+        receiving.cancel()
+        serving.cancel()
+        client.close()
