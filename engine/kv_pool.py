@@ -74,4 +74,5 @@ def _allocate(nbytes: int, device: torch.device) -> torch.Tensor:
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.from_numpy(np.frombuffer(memory, dtype=np.uint8))
+    # Touched now: a page that is first touched by a read or a step makes a request wait for it.
+    return torch.from_numpy(np.frombuffer(memory, dtype=np.uint8)).zero_()

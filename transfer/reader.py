@@ -15,7 +15,7 @@ from transfer.endpoints import Endpoints
 from transfer.extents import Part, merge_pairs, pair_positions
 from transfer.operations import Operation
 from transfer.reader_states import Event, PieceState, State
-from transfer.receiving import Failure, Receiving, TransferShape
+from transfer.receiving import Failure, Receiving, TransferShape, covers
 from transfer.receptions import Receptions
 from transfer.stats import ReadObservation, TransferStats
 from transfer.ticket_faults import fault_of, gap_in
@@ -163,6 +163,7 @@ class Reader:
             return self._requests.fail(entry, Failure("protocol", fault), now)
         self.stats.lease_events["granted"] += 1
         piece = entry.add(message, now)
+        entry.is_announced = covers(entry.pieces, entry.last_chunk, self._shape)
         gap = gap_in(entry, self._shape)
         if gap is not None:
             return self._requests.fail(entry, Failure("protocol", gap), now)

@@ -103,6 +103,8 @@ class Receiving:
     """The source has held, or will hold, the blocks at least until here, by the reader's clock."""
     confirm_before: float | None = None
     """Deadline of CONFIRMING."""
+    is_announced: bool = False
+    """Whether the ticket of every piece is here; kept, since deadlines ask at every event."""
     first_read_at: float | None = None
     kv_nbytes: int = 0
     failure: Failure = Failure("protocol", "unknown")
@@ -141,14 +143,14 @@ class Receiving:
         """
         return covers((piece.ticket.piece for piece in self.landed()), self.last_chunk, shape)
 
-    def deadline(self, config: TransferConfig, shape: TransferShape) -> float | None:
+    def deadline(self, config: TransferConfig) -> float | None:
         """Return when the request fails if nothing happens; None: it waits for memory or reads.
 
         Reads have timeouts of their own, and memory comes when other requests end.
         """
         if self.state is State.CONFIRMING:
             return self.confirm_before
-        if covers(self.pieces, self.last_chunk, shape):
+        if self.is_announced:
             return None
         return self.requested_at + config.prefill_timeout_s
 

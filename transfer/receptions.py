@@ -108,14 +108,14 @@ class Receptions:
 
     def next_deadline(self) -> float | None:
         """Return when the first entry fails if nothing happens."""
-        deadlines = (entry.deadline(self._config, self._shape) for entry in self._entries.values())
+        deadlines = (entry.deadline(self._config) for entry in self._entries.values())
         return min((time for time in deadlines if time is not None), default=None)
 
     def tick(self, now: float) -> list[Action]:
         """Fail the entries whose deadline has passed."""
         actions: list[Action] = []
         for entry in list(self._entries.values()):
-            deadline = entry.deadline(self._config, self._shape)
+            deadline = entry.deadline(self._config)
             if deadline is not None and deadline <= now:
                 actions += self.fail(entry, entry.timeout(now), now)
         return actions

@@ -1,7 +1,7 @@
 """What may be wrong with a peer's ticket. Found here, it ends one request, not the worker."""
 
 from core.messages import PieceId, Ticket
-from transfer.receiving import Receiving, TransferShape, covers
+from transfer.receiving import Receiving, TransferShape
 
 
 def fault_of(ticket: Ticket, entry: Receiving, shape: TransferShape) -> str | None:
@@ -38,7 +38,7 @@ def gap_in(entry: Receiving, shape: TransferShape) -> str | None:
 
     Checked before anything may be delivered: a block that no ticket names would be read as KV.
     """
-    if entry.wanted is None or not covers(entry.pieces, entry.last_chunk, shape):
+    if entry.wanted is None or not entry.is_announced:
         return None
     for group in range(shape.num_groups):
         named = {index for named_group, index in _positions(entry) if named_group == group}

@@ -79,6 +79,7 @@ def test_tickets_that_leave_a_block_out_are_noticed_before_delivery() -> None:
     entry.add(ticket((0, 2, 2), last=False), 0.0)
     assert gap_in(entry, SHAPE) is None  # not all are here
     entry.add(ticket((0, 5, 2), (1, 4, 3), chunk=1), 0.0)
+    entry.is_announced = True
     assert gap_in(entry, SHAPE) == "no ticket names blocks [4] of group 0"
 
 
@@ -86,4 +87,5 @@ def test_d16_blocks_behind_the_window_may_be_left_out() -> None:
     entry = receiving()
     # Decode reads from 100 - 32 + 1 = 69 on: block 4.
     entry.add(ticket((0, 2, 5), (1, 4, 3)), 0.0)
+    entry.is_announced = True
     assert gap_in(entry, SHAPE) is None
