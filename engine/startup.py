@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from core.config import SluiceConfig
 from core.errors import ConfigError
 from core.kv_layout import KVLayout
 from engine.forward import PagedModel
@@ -27,19 +27,13 @@ class Engine:
     """Tokens of one sequence that the model and the pool both allow."""
 
 
-def start_engine(
-    model_path: Path,
-    *,
-    model: ModelConfig,
-    cache: CacheConfig,
-    scheduler: SchedulerConfig,
-    engine: EngineConfig,
-) -> Engine:
+def start_engine(model_path: Path, config: SluiceConfig) -> Engine:
     """Load the model, allocate the pool and run a first step, so that no request pays for it.
 
     Raises:
         ConfigError: the model or a size in the config cannot be used.
     """
+    model, cache, engine = config.model, config.cache, config.engine
     loaded = load_model(
         model_path,
         dtype=model.dtype,
@@ -57,7 +51,7 @@ def start_engine(
             f"model with {len(layout.groups)} KV groups; raise cache.memory_gib or cache.num_blocks"
         )
     paged = PagedModel(loaded, block_size=cache.block_size, num_blocks=num_blocks)
-    runner = ModelRunner(paged, max_num_seqs=scheduler.max_num_seqs)
+    runner = ModelRunner(paged, max_num_seqs=config.scheduler.max_num_seqs)
     runner.warm_up()
     return Engine(
         spec=loaded.spec,

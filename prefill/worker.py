@@ -49,15 +49,7 @@ async def run_prefill(context: WorkerContext, stop: asyncio.Event) -> None:
         ConfigError: the model, a size or a port cannot be used.
         InternalError: an invariant broke; the process must end and be started anew.
     """
-    config = context.config
-    engine = await asyncio.to_thread(
-        start_engine,
-        context.model_path,
-        model=config.model,
-        cache=config.cache,
-        scheduler=config.scheduler,
-        engine=config.engine,
-    )
+    engine = await asyncio.to_thread(start_engine, context.model_path, context.config)
     worker = PrefillWorker(context, engine)
     try:
         await worker.serve(stop)
