@@ -6,30 +6,19 @@ count as settled, and tokens as known, only when their step has completed.
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from blockmgr.block_manager import BlockManager, ReceiveTarget
 from core.config import SchedulerConfig
-from core.errors import InternalError, OutOfBlocksError, RequestError
-from core.ids import BlockId, Generation, OperationId, Owner, Slot, StepSeq
+from core.errors import OutOfBlocksError, RequestError
+from core.ids import BlockId, Generation, OperationId, Owner, StepSeq
 from core.kv_layout import KVLayout
 from core.messages import FinishReason
 from decode.kv_budget import KVBudget
 from decode.sequence import Progress, Sequence
 from decode.sequence_table import SequenceTable
 from decode.state import Action, Event, State
-from engine.batch import SequenceInput, SlotOpening, StepBatch, StepOutput
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One sequence's share of a dispatched step."""
-
-    sequence: Sequence
-    slot: Slot
-    position: int
-    num_tokens: int
-    samples: bool
+from decode.step_part import StepPart, dispatch_part, finish_reason_of
+from engine.batch import SlotOpening, StepBatch, StepOutput
 
 
 class DecodeScheduler:
@@ -45,7 +34,7 @@ class DecodeScheduler:
         self._budget = KVBudget(blocks, layout, fingerprint=fingerprint)
         self._config = config
         self._table = SequenceTable(blocks, self._budget, max_num_seqs=config.max_num_seqs)
-        self._steps: dict[StepSeq, list[_Part]] = {}
+        self._steps: dict[StepSeq, list[StepPart]] = {}
         self._arrivals = itertools.count()
         self._refused: dict[Owner, int] = {}  # remote, by arrival: no memory for a first ticket
 
@@ -129,7 +118,7 @@ class DecodeScheduler:
     def finish_delivered(self, owner: Owner) -> FinishReason | None:
         """End a READY sequence whose first token was its last; None: it goes on."""
         sequence = self._table[owner]
-        reason = _finish_reason(sequence)
+        reason = finish_reason_of(sequence)
         if reason is not None:
             self._table.end(sequence, Event.FINISHED)
         return reason
@@ -165,13 +154,15 @@ class DecodeScheduler:
         openings = [] if starved and (chosen or self._steps) else self._admit(chosen)
         if not chosen:
             return None
-        parts = [self._take_part(sequence, num_tokens) for sequence, num_tokens in chosen]
+        parts = [dispatch_part(sequence, num_tokens) for sequence, num_tokens in chosen]
         step = self._blocks.dispatch_step(part.sequence.owner for part in parts)
         self._steps[step] = parts
         return StepBatch(
             step=step,
             openings=tuple(openings),
-            sequences=tuple(self._input_of(part) for part in parts),
+            sequences=tuple(
+                part.as_input(self._blocks.block_tables(part.sequence.owner)) for part in parts
+            ),
             zero_blocks=self._blocks.take_zero_list(),
         )
 
@@ -191,7 +182,7 @@ class DecodeScheduler:
                 token = token_of_slot[part.slot]
                 sequence.num_sampling -= 1
                 sequence.output_token_ids.append(token.token_id)
-                reason = _finish_reason(sequence)
+                reason = finish_reason_of(sequence)
                 progress.append(Progress(sequence, token.token_id, token.logprobs, reason))
             self._budget.settle(sequence, part.num_tokens)
             if part.samples and progress[-1].finish_reason is not None:
@@ -337,33 +328,3 @@ class DecodeScheduler:
             prompt_token_ids=sequence.prompt_token_ids,
             output_token_ids=tuple(sequence.output_token_ids),
         )
-
-    def _take_part(self, sequence: Sequence, num_tokens: int) -> _Part:
-        """Account ``num_tokens`` of ``sequence`` as dispatched."""
-        if sequence.slot is None:
-            raise InternalError(f"{sequence.owner} was scheduled without a slot")
-        position = sequence.num_computed
-        samples = position + num_tokens >= sequence.num_known
-        sequence.num_computed += num_tokens
-        sequence.num_sampling += samples
-        sequence.num_steps_in_flight += 1
-        return _Part(sequence, sequence.slot, position, num_tokens, samples)
-
-    def _input_of(self, part: _Part) -> SequenceInput:
-        sequence = part.sequence
-        known = part.position < sequence.num_known
-        return SequenceInput(
-            slot=part.slot,
-            token_ids=sequence.token_slice(part.position, part.num_tokens) if known else None,
-            position=part.position,
-            block_tables=self._blocks.block_tables(sequence.owner),
-            sample=part.samples,
-        )
-
-
-def _finish_reason(sequence: Sequence) -> FinishReason | None:
-    """Whether the last output token ends the sequence."""
-    sampling, outputs = sequence.sampling, sequence.output_token_ids
-    if outputs[-1] in sampling.stop_token_ids and len(outputs) > sampling.min_tokens:
-        return "stop"
-    return "length" if len(outputs) >= sampling.max_tokens else None
