@@ -19,6 +19,7 @@ import ray
 
 from core.config import DeployConfig
 from core.errors import ConfigError
+from deploy.bounded import run_bounded
 from deploy.processes import end_processes, with_descendants
 from deploy.ray_environment import cluster_address
 from deploy.reaper import Reaper
@@ -35,6 +36,7 @@ PACKAGES = (
     "deploy",
 )
 LOOPBACK = "127.0.0.1"
+SHUTDOWN_TIMEOUT_S = 3.0
 OBJECT_STORE_NBYTES = 80 * 1024 * 1024
 """Ray's least. Nothing of a request goes through it."""
 MAX_TEMP_PATH = 30
@@ -126,7 +128,7 @@ def _private(num_actors: int) -> Generator[RaySession]:
         # Listed first: what survives its parent is no descendant of ours afterwards.
         processes = with_descendants(roots)
         try:
-            ray.shutdown()
+            run_bounded(ray.shutdown, timeout_s=SHUTDOWN_TIMEOUT_S)
         finally:
             end_processes(processes)
             shutil.rmtree(folder, ignore_errors=True)

@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from core.config import DeployConfig
 from core.errors import ConfigError, SluiceError
 from deploy.actors import ProcessIdentity, RemoteServiceActor, Service
+from deploy.bounded import run_bounded
 from deploy.events import (
     Event,
     EventQueue,
@@ -30,6 +31,7 @@ from deploy.placement import Bundle
 log = logging.getLogger(__name__)
 
 KILL_RESERVE_S = 5.0
+REMOVE_TIMEOUT_S = 2.0
 """Of the stop timeout: for killing what did not stop, and for ending Ray."""
 
 
@@ -171,6 +173,10 @@ class Supervisor:
         # The router first: it ends what is pending, and does not take the workers' end for a loss.
         self._stop_some(self._running & {"router"}, deadline - grace_s / 2)
         self._stop_some(set(self._running), deadline)
+        if not run_bounded(self._remove_all, timeout_s=REMOVE_TIMEOUT_S):
+            log.warning("Ray does not answer; what it has started is killed with it")
+
+    def _remove_all(self) -> None:
         for actor in self._actors.values():
             ray.kill(actor, no_restart=True)
         self._actors.clear()
