@@ -245,7 +245,11 @@ class ClientChannel:
             HandshakeError: the server refused, for the reason in the message.
             PeerLostError: nothing answers at the address within ``timeout_s``.
         """
-        self._socket.connect(self.address)
+        try:
+            self._socket.connect(self.address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise PeerLostError(f"{self.address!r} is no address: {error.strerror}") from error
         self._tasks.append(asyncio.create_task(self._watch_connection()))
         self.send(self._hello)
         try:

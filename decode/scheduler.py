@@ -51,6 +51,12 @@ class DecodeScheduler:
         """
         if not sequence.num_tokens:
             raise RequestError("prompt is empty; send at least one token", field="prompt")
+        if len(sequence.output_token_ids) >= sequence.sampling.max_tokens:
+            raise RequestError(
+                f"{len(sequence.output_token_ids)} tokens of max_tokens="
+                f"{sequence.sampling.max_tokens} are there already",
+                field="max_tokens",
+            )
         need = self._budget.blocks_for(
             len(sequence.prompt_token_ids) + sequence.sampling.max_tokens
         )
@@ -67,8 +73,13 @@ class DecodeScheduler:
         self._table.add(sequence)
 
     def _pin_prefix(self, sequence: Sequence) -> None:
-        """Pin the hit if all the rest can be promised; whoever holds blocks never waits."""
-        cached = self._budget.usable_hit(sequence)
+        """Pin the hit if all the rest can be promised; whoever holds blocks never waits.
+
+        Not while an older remote sequence has no promise: prefill works in order, so this one
+        would hold memory here while it waits there behind the older one, which waits for memory
+        here.
+        """
+        cached = 0 if self._table.has_unpromised_remote else self._budget.usable_hit(sequence)
         num_tokens = sequence.num_tokens
         if cached:
             cost = self._budget.cost(sequence, num_cached=cached, num_tokens=num_tokens)

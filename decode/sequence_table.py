@@ -40,6 +40,14 @@ class SequenceTable:
         """Return the live sequence of ``owner``."""
         return self._sequence_of.get(owner)
 
+    @property
+    def has_unpromised_remote(self) -> bool:
+        """Whether a remote sequence has no memory reserved yet."""
+        return any(
+            sequence.state is State.REMOTE and sequence.promised_blocks is None
+            for sequence in self._sequence_of.values()
+        )
+
     def add(self, sequence: Sequence) -> None:
         """Take a new sequence, WAITING or REMOTE."""
         self._sequence_of[sequence.owner] = sequence

@@ -161,6 +161,7 @@ class DecodeWorker:
         served = Served(client=client, sequence=sequence, arrived_at=self._clock())
         prefill = request.prefill if self._is_worth_a_transfer(sequence) else None
         try:
+            self._check_tokens(request)
             self._scheduler.add(sequence, remote=prefill is not None)
         except RequestError as error:
             self._fail(served, Loss(owner, str(error), "request", field=error.field))
@@ -170,6 +171,15 @@ class DecodeWorker:
             served.path = "disaggregated"
             self._receiver.request(sequence, prefill)
         self._steps.wake()
+
+    def _check_tokens(self, request: Generate) -> None:
+        spec = self._engine.spec
+        if not spec.has_tokens((*request.prompt_token_ids, *request.output_token_ids)):
+            raise RequestError(
+                f"prompt has token ids outside of 0 to {spec.vocab_size - 1}; is the router's "
+                "tokenizer that of this model?",
+                field="prompt",
+            )
 
     def _is_worth_a_transfer(self, sequence: Sequence) -> bool:
         if self._receiver is None:

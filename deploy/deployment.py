@@ -1,5 +1,6 @@
 """A whole deployment as a ``with`` block: model, ports, Ray, router and workers, and their end."""
 
+import os
 import time
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -200,6 +201,8 @@ def _environment(session: RaySession) -> dict[str, str]:
     if session.private:
         # A joined cluster gets our packages through Ray's runtime environment instead.
         environment["PYTHONPATH"] = str(PROJECT_ROOT)
+        # On one machine KV crosses by shared memory; UCX need not listen on any other interface.
+        environment["UCX_NET_DEVICES"] = os.environ.get("UCX_NET_DEVICES", "lo")
     return environment
 
 

@@ -23,6 +23,6 @@ def claim_port(host: str, port: int, *, field: str) -> int:
         except OSError as error:
             raise ConfigError(
                 f"{field}: cannot listen on {host}:{port} ({error.strerror or error}); "
-                "stop what listens there or choose another with --port"
+                "stop what listens there or choose another with --port or --host"
             ) from error
         return probe.getsockname()[1]

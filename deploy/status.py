@@ -15,6 +15,7 @@ def run_status(url: str) -> int:
         ConfigError: ``url`` is malformed.
         SluiceError: nothing answers there, or not a Sluice router.
     """
+    url = url.rstrip("/").removesuffix("/v1")
     client = ApiClient(url)
     workers = client.workers()
     model = client.json("/v1/models")["data"][0]["id"]

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +35,10 @@ class ModelSpec:
     fingerprint: str
     """Of config and weights: equal on two workers that may exchange KV."""
     tokenizer_fingerprint: str
+
+    def has_tokens(self, token_ids: Sequence[int]) -> bool:
+        """Whether every id is of this vocabulary; the engine would read past its embeddings."""
+        return not token_ids or (min(token_ids) >= 0 and max(token_ids) < self.vocab_size)
 
     def kv_layout(self, block_size: int) -> KVLayout:
         """Return the layout of this model's KV in blocks of ``block_size`` tokens.

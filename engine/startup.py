@@ -1,5 +1,6 @@
 """From a worker's config to a warm engine."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def start_engine(model_path: Path, config: SluiceConfig) -> Engine:
             f"cache: {num_blocks} blocks of {layout.block_nbytes} bytes hold no sequence of a "
             f"model with {len(layout.groups)} KV groups; raise cache.memory_gib or cache.num_blocks"
         )
+    _check_memory(num_blocks * layout.block_nbytes, device=loaded.device.type)
     paged = PagedModel(loaded, block_size=cache.block_size, num_blocks=num_blocks)
     runner = ModelRunner(paged, max_num_seqs=config.scheduler.max_num_seqs)
     runner.warm_up()
@@ -60,3 +62,19 @@ def start_engine(model_path: Path, config: SluiceConfig) -> Engine:
         runner=runner,
         max_model_len=min(loaded.spec.max_model_len, pool_tokens),
     )
+
+
+def _check_memory(pool_nbytes: int, *, device: str) -> None:
+    """Refuse a pool that this machine cannot hold: the kernel would kill the worker at each start.
+
+    Raises:
+        ConfigError: names the size and the field.
+    """
+    if device != "cpu":
+        return
+    machine_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if pool_nbytes > machine_nbytes:
+        raise ConfigError(
+            f"cache: a pool of {pool_nbytes / GIB:.1f} GiB does not fit in this machine's "
+            f"{machine_nbytes / GIB:.1f} GiB; lower cache.memory_gib or cache.num_blocks"
+        )

@@ -178,6 +178,7 @@ class PrefillWorker:
             log.warning("dropped=Prefill request=%s attempt=%d reason=stale", *owner)
             return
         try:
+            self._check_tokens(request)
             self._scheduler.add(request)
         except RequestError as error:
             self._book.revoke(owner)
@@ -186,6 +187,11 @@ class PrefillWorker:
         self._readers[owner] = client
         self._arrived_at[owner] = self._clock()
         self._steps.wake()
+
+    def _check_tokens(self, request: Prefill) -> None:
+        spec = self._engine.spec
+        if not spec.has_tokens((*request.prompt_token_ids, *request.output_token_ids)):
+            raise RequestError(f"token ids outside of 0 to {spec.vocab_size - 1}", field="prompt")
 
     def _refuse(self, client: ClientId, owner: Owner, reason: str) -> None:
         self._server.send(

@@ -215,3 +215,9 @@ async def test_own_stall_is_not_taken_for_the_servers_silence() -> None:
         receiving.cancel()
         serving.cancel()
         client.close()
+
+
+async def test_address_that_is_none_is_a_lost_peer() -> None:
+    client = ClientChannel("nonsense", keys=KEYS, hello=HELLO)
+    with pytest.raises(PeerLostError, match="nonsense"):
+        await client.connect()

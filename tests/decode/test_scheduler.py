@@ -356,3 +356,30 @@ def test_newcomer_does_not_pass_a_ticket_that_waits_for_memory(
 def test_empty_prompt_is_refused(bench: Callable[..., Bench]) -> None:
     with pytest.raises(RequestError, match="empty"):
         bench(10).add("R", 0)
+
+
+def test_c17_prefix_is_not_pinned_behind_a_remote_sequence_without_a_promise(
+    bench: Callable[..., Bench],
+) -> None:
+    # Prefill works in order: the pin would outlast the older one, which may need this memory.
+    b = bench(24, prefix_caching=True)
+    cache_prompt(b, 112)
+    older = b.add("older", 245, remote=True, max_tokens=4, first=1000)
+    younger = b.add("younger", 240, remote=True, max_tokens=4)
+    assert younger.num_computed == 0
+    assert b.scheduler.receive(older.owner, [ReceiveTarget(0, 0, 16)], OperationId(1))
+    b.blocks.end_operation(OperationId(1))
+    b.scheduler.abort(older.owner)
+    b.scheduler.abort(younger.owner)
+
+
+def test_output_that_is_complete_already_is_refused(bench: Callable[..., Bench]) -> None:
+    b = bench(10)
+    done = Sequence(
+        owner=(RequestId("R"), Attempt(2)),
+        prompt_token_ids=(1, 2),
+        sampling=SamplingParams(seed=1, max_tokens=2),
+        output_token_ids=[3, 4],
+    )
+    with pytest.raises(RequestError, match="there already"):
+        b.scheduler.add(done, remote=False)

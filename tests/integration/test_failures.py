@@ -199,3 +199,32 @@ def test_h02_killed_router_leaves_no_block_behind(stack: Stack) -> None:
     stack.wait_ready()
     for worker in ("prefill-0", "decode-0"):
         stack.wait_idle(worker, timeout_s=20)
+
+
+def test_c17_pools_of_both_sides_do_not_wait_for_each_other(model_path: Path) -> None:
+    """A younger request must not hold decode's memory while it waits on prefill for an older one.
+
+    The older one fills prefill's pool and waits for memory on decode; the younger one has a prefix
+    on decode, and waits on prefill for the older one's blocks.
+    """
+    base = prompt_of(112, VOCAB_SIZE, seed=1)
+    older, younger = prompt_of(245, VOCAB_SIZE, seed=2), base + prompt_of(130, VOCAB_SIZE, seed=3)
+
+    async def ask(stack: Stack) -> list[dict[str, Any]]:
+        async with httpx.AsyncClient(base_url=stack.url, timeout=60) as client:
+            await complete(client, base, max_tokens=4)
+            first = asyncio.create_task(complete(client, older, max_tokens=4))
+            await asyncio.sleep(0.004)
+            second = asyncio.create_task(complete(client, younger, max_tokens=4))
+            return await asyncio.gather(first, second)
+
+    with Stack.open(
+        model_path,
+        model={"dtype": "float32"},
+        cache={"num_blocks": 24},
+        router={"local_prefill_max_tokens": 32},
+    ) as stack:
+        answers = asyncio.run(ask(stack))
+        assert [answer["usage"]["completion_tokens"] for answer in answers] == [4, 4]
+        for worker in ("prefill-0", "decode-0"):
+            stack.wait_idle(worker)
