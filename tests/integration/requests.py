@@ -24,6 +24,7 @@ def generate_reference(
     # OpenMP's threads spin at each barrier: two of them crawl where anything else runs beside.
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None  # as with ignore_eos
     outputs: list[list[int]] = []
     for prompt in prompts:
         with torch.inference_mode():

@@ -6,11 +6,10 @@ every block of every worker that lives is FREE or CACHED again.
 """
 
 import asyncio
-import json
 import random
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import pytest
 from tests.integration.models import VOCAB_SIZE, tiny_model
 from tests.integration.requests import complete, complete_all, generate_reference, prompt_of
 from tests.integration.stack import Stack
+from tests.integration.streams import stream
 
 pytestmark = [pytest.mark.ucx, pytest.mark.timeout(400)]
 
@@ -42,33 +42,6 @@ def stack(model_path: Path) -> Iterator[Stack]:
         router={"admission_wait_s": 3.0, "worker_silence_s": 3.0},
     ) as stack:
         yield stack
-
-
-async def stream(
-    client: httpx.AsyncClient, prompt: Sequence[int], num_tokens: int, *, leave_after: int | None
-) -> list[int] | None:
-    """Return the streamed token ids; None after leaving early."""
-    body = {
-        "model": "model",
-        "prompt": list(prompt),
-        "max_tokens": num_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "return_token_ids": True,
-    }
-    token_ids: list[int] = []
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        assert response.status_code == 200
-        async for line in response.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            chunk = json.loads(line.removeprefix("data: "))
-            assert "error" not in chunk, chunk
-            token_ids += chunk["choices"][0]["token_ids"]
-            if leave_after is not None and len(token_ids) >= leave_after:
-                return None
-    return token_ids
 
 
 def test_64_streams_of_which_many_leave(stack: Stack, model_path: Path) -> None:

@@ -1,0 +1,71 @@
+"""Small pools, shared prefixes, leaving clients: everything competes for blocks at once.
+
+Admission on decode, first tickets, preemption and prefill's queue wait for each other in ways that
+no single scenario plays. Whatever the order, every answer is right and every block comes back.
+"""
+
+import asyncio
+import random
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.integration.models import VOCAB_SIZE, tiny_model
+from tests.integration.requests import generate_reference, prompt_of
+from tests.integration.stack import Stack
+from tests.integration.streams import stream
+
+pytestmark = [pytest.mark.ucx, pytest.mark.timeout(400)]
+
+NUM_REQUESTS = 96
+NUM_TOKENS = 24
+
+
+def make_prompts(generator: random.Random) -> list[list[int]]:
+    """Return prompts of which many begin alike, and some are equal."""
+    bases = [prompt_of(length, VOCAB_SIZE, seed=9) for length in (48, 112, 130)]
+    prompts: list[list[int]] = []
+    for number in range(NUM_REQUESTS):
+        base = generator.choice([*bases, []])
+        tail = prompt_of(generator.randrange(1, 120), VOCAB_SIZE, seed=number)
+        prompts.append(generator.choice(prompts) if number % 9 == 8 else base + tail)
+    return prompts
+
+
+@pytest.mark.parametrize(("family", "num_blocks", "seed"), [("llama", 24, 1), ("mistral", 24, 2), ("gemma3", 100, 3)])
+def test_pools_that_hold_a_few_requests_serve_many(
+    family: str, num_blocks: int, seed: int, tmp_path: Path
+) -> None:
+    model_path = tiny_model(family, tmp_path)
+    generator = random.Random(seed)
+    prompts = make_prompts(generator)
+    leavers = {n: generator.randrange(1, NUM_TOKENS) for n in range(0, NUM_REQUESTS, 4)}
+    stayers = [n for n in range(NUM_REQUESTS) if n not in leavers]
+    expected = generate_reference(model_path, [prompts[n] for n in stayers], num_tokens=NUM_TOKENS)
+
+    async def ask(url: str) -> list[list[int] | None]:
+        limits = httpx.Limits(max_connections=NUM_REQUESTS)
+        async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+            return await asyncio.gather(
+                *(
+                    stream(client, prompt, NUM_TOKENS, leave_after=leavers.get(n))
+                    for n, prompt in enumerate(prompts)
+                )
+            )
+
+    with Stack.open(
+        model_path,
+        model={"dtype": "float32"},
+        cache={"num_blocks": num_blocks},
+        scheduler={"max_batch_tokens": 64, "max_num_seqs": 16},
+        router={"local_prefill_max_tokens": 32},
+    ) as stack:
+        for _ in range(2):
+            answers = asyncio.run(ask(stack.url))
+            for n, tokens in zip(stayers, expected, strict=True):
+                got = answers[n]
+                assert got is not None
+                assert got == tokens, (n, len(prompts[n]))
+            for worker in ("prefill-0", "decode-0"):
+                stack.wait_idle(worker)
