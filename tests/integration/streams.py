@@ -21,7 +21,7 @@ async def stream(
     }
     token_ids: list[int] = []
     async with client.stream("POST", "/v1/completions", json=body) as response:
-        assert response.status_code == 200
+        assert response.status_code == 200, await response.aread()
         async for line in response.aiter_lines():
             if not line.startswith("data: {"):
                 continue
