@@ -33,7 +33,9 @@ def make_prompts(generator: random.Random) -> list[list[int]]:
     return prompts
 
 
-@pytest.mark.parametrize(("family", "num_blocks", "seed"), [("llama", 24, 1), ("mistral", 24, 2), ("gemma3", 110, 3)])
+@pytest.mark.parametrize(
+    ("family", "num_blocks", "seed"), [("llama", 24, 1), ("mistral", 24, 2), ("gemma3", 110, 3)]
+)
 def test_pools_that_hold_a_few_requests_serve_many(
     family: str, num_blocks: int, seed: int, tmp_path: Path
 ) -> None:
