@@ -52,6 +52,7 @@ class Sluice:
                 stderr=log,
                 env=os.environ | {"TMPDIR": str(self.ray_temp)},
                 cwd=ROOT,
+                start_new_session=True,
             )
         self.seen: set[psutil.Process] = set()
 
@@ -165,3 +166,17 @@ def wait_until_complete(sluice: Sluice, client: ApiClient, *, num_workers: int) 
             return
         with pytest.raises(subprocess.TimeoutExpired):
             sluice.child.wait(0.2)  # it must not end meanwhile
+
+
+def test_sigterm_to_the_whole_group_leaves_nothing(sluice: Sluice) -> None:
+    """``timeout`` and service managers signal Ray's processes too: they die under the driver.
+
+    Ray then waits for ever for a cluster that is gone; the stop may not.
+    """
+    sluice.client()
+    sluice.seen |= set(psutil.Process(sluice.child.pid).children(recursive=True))
+    os.killpg(sluice.child.pid, signal.SIGTERM)
+    assert sluice.child.wait(STOP_TIMEOUT_S) == 0
+    _, alive = psutil.wait_procs(sluice.seen, timeout=STOP_TIMEOUT_S)
+    assert alive == []
+    assert list(sluice.ray_temp.iterdir()) == []
