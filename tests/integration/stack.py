@@ -104,6 +104,7 @@ class Stack:
         )
         self.url = f"http://{HOST}:{self.config.router.port}"
         self.processes: dict[str, BaseProcess] = {}
+        self._dead: set[str] = set()  # incarnations that the router may not have missed yet
         keys, control_port = ChannelKeys.generate(), claim_port(HOST, 0, field="test")
         names = [
             ("router", "router"),
@@ -140,6 +141,8 @@ class Stack:
         """Send a signal to ``name``; after SIGKILL it is gone on return."""
         process = self.processes[name]
         assert process.pid is not None
+        if signal_number == signal.SIGKILL and name != "router":
+            self._dead |= {w["incarnation"] for w in self.workers() if w["worker_id"] == name}
         os.kill(process.pid, signal_number)
         if signal_number == signal.SIGKILL:
             process.join(10)
@@ -164,7 +167,8 @@ class Stack:
         while True:
             dead = [n for n, p in self.processes.items() if p.exitcode not in (None, 0, -9)]
             assert not dead, f"{dead} ended while starting"
-            if self.get("/ready")[0] == 200 and len(self.workers()) >= wanted:
+            alive = [w for w in self.workers() if w["incarnation"] not in self._dead]
+            if self.get("/ready")[0] == 200 and len(alive) >= wanted:
                 return
             assert time.monotonic() < deadline, f"not ready: {self.get('/ready')}"
             time.sleep(0.1)
@@ -172,7 +176,8 @@ class Stack:
     def workers(self) -> list[dict[str, Any]]:
         """Return the workers that the router would use now."""
         status, body = self.get("/status")
-        return [w for w in json.loads(body)["workers"] if w["state"] == "ready"] if status else []
+        workers = json.loads(body)["workers"] if status == 200 else []
+        return [worker for worker in workers if worker["state"] == "ready"]
 
     def get(self, path: str) -> tuple[int, str]:
         """Return status and body; 0 where nothing answers."""
