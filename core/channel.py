@@ -313,8 +313,8 @@ class ClientChannel:
                 await asyncio.wait(
                     {self._incoming, self._lost}, return_when=asyncio.FIRST_COMPLETED
                 )
-            if not self._incoming.done():
-                continue
+            if self._lost.done() or not self._incoming.done():
+                continue  # closing the socket cancels its future, which must not cancel our caller
             incoming, self._incoming = self._incoming, None
             try:
                 return decode(incoming.result())

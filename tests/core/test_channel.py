@@ -221,3 +221,17 @@ async def test_address_that_is_none_is_a_lost_peer() -> None:
     client = ClientChannel("nonsense", keys=KEYS, hello=HELLO)
     with pytest.raises(PeerLostError, match="nonsense"):
         await client.connect()
+
+
+async def test_closing_a_channel_tells_its_receiver_that_the_peer_is_lost() -> None:
+    """A receiver that is cancelled instead would never report the loss: its requests would hang."""
+    async with open_server() as server:
+        serving = asyncio.create_task(server.receive())
+        client = ClientChannel(server.address, keys=KEYS, hello=HELLO)
+        await client.connect()
+        receiving = asyncio.create_task(client.receive())
+        await asyncio.sleep(0.05)
+        client.close()
+        with pytest.raises(PeerLostError, match="channel closed"):
+            await receiving
+        serving.cancel()
