@@ -127,12 +127,16 @@ def _private(num_actors: int) -> Generator[RaySession]:
     finally:
         # Listed first: what survives its parent is no descendant of ours afterwards.
         processes = with_descendants(roots)
+        has_ended = False
         try:
-            run_bounded(ray.shutdown, timeout_s=SHUTDOWN_TIMEOUT_S)
+            has_ended = run_bounded(ray.shutdown, timeout_s=SHUTDOWN_TIMEOUT_S)
         finally:
             end_processes(processes)
             shutil.rmtree(folder, ignore_errors=True)
-            reaper.close()
+            if has_ended:
+                reaper.close()
+            # Else the call that was left behind may still write there: the reaper, which outlives
+            # this process, removes the folder after it.
 
 
 def _start_ray(folder: Path, num_actors: int) -> None:
