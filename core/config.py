@@ -58,6 +58,13 @@ class SchedulerConfig(_Section):
     """Tokens in one step: decode tokens first, prefill chunks in what is left."""
     overlap_depth: Annotated[int, Field(ge=1, le=4)] = 2
     """Steps in flight: 2 schedules step N+1 before step N's output is read."""
+    reserve_blocks_initial: NonNegativeInt = 16
+    """Blocks that admission keeps free per running sequence and KV group after a preemption."""
+    reserve_blocks_min: NonNegativeInt = 1
+    """What that reserve decays to, and starts with. With 0, admission is relaxed until the first
+    preemption and once the reserve has decayed: a newcomer needs just its own blocks."""
+    reserve_decay_steps: PositiveInt = 16
+    """Steps without a preemption after which the reserve gets one block smaller."""
 
 
 class EngineConfig(_Section):

@@ -1,7 +1,9 @@
 """What a decode worker's pool can still take: reserves for what runs and what is receiving."""
 
+from blockmgr.admission import Admission, GrowthReserve
 from blockmgr.block_hash import hash_blocks
 from blockmgr.block_manager import BlockManager
+from core.config import SchedulerConfig
 from core.kv_layout import KVLayout
 from decode.sequence import Sequence
 
@@ -9,32 +11,63 @@ from decode.sequence import Sequence
 class KVBudget:
     """Counts of one pool, and the prefix hashes by which its blocks are shared.
 
-    ``promised`` blocks are free now, but reserved for KV that is still to be received. Who holds
-    any block, be it a pinned hit or a received piece, was promised all that it needs: so no two
-    sequences can wait for each other's blocks.
+    Who may come in is decided by ``blockmgr.admission``; this knows the pool and the sequences.
     """
 
-    def __init__(self, blocks: BlockManager, layout: KVLayout, *, fingerprint: str) -> None:
+    def __init__(
+        self, blocks: BlockManager, layout: KVLayout, config: SchedulerConfig, *, fingerprint: str
+    ) -> None:
         self._blocks = blocks
         self._layout = layout
         self._fingerprint = fingerprint
         self._has_windows = any(group.window is not None for group in layout.groups)
+        self._reserve = GrowthReserve(
+            initial=config.reserve_blocks_initial,
+            minimum=config.reserve_blocks_min,
+            decay_steps=config.reserve_decay_steps,
+        )
+        self._admission = Admission(self._reserve, num_groups=len(layout.groups))
         self.num_blocks = blocks.num_blocks
-        self.promised = 0
+
+    @property
+    def promised(self) -> int:
+        """Blocks that are free now, but reserved for KV that is still to be received."""
+        return self._admission.promised
+
+    @property
+    def reserve_blocks(self) -> int:
+        """Blocks that stay back per running sequence and group."""
+        return self._reserve.blocks
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks, over all groups, that hold ``num_tokens`` tokens."""
         return len(self._layout.groups) * self._layout.num_blocks_for(num_tokens)
 
     def available(self, *, num_running: int) -> int:
-        """Blocks for newcomers: one per running sequence and group stays back for its growth."""
-        reserve = len(self._layout.groups) * num_running
-        return self._blocks.num_allocatable - self.promised - reserve
+        """Blocks for newcomers, beside all that is promised, and reserved for growth."""
+        return self._admission.room(self._blocks.num_allocatable, num_running=num_running)
+
+    def is_closed(self, *, num_running: int) -> bool:
+        """Whether not even a newcomer whose whole prefix is shared fits: it needs a last block."""
+        return self.available(num_running=num_running) < len(self._layout.groups)
 
     def promise(self, sequence: Sequence, num_blocks: int) -> None:
-        """Change what is reserved for ``sequence`` to ``num_blocks``."""
-        self.promised += num_blocks - (sequence.promised_blocks or 0)
+        """Change what is reserved for ``sequence``, which is received, to ``num_blocks``."""
+        self._admission.promise(sequence.owner, num_blocks)
         sequence.promised_blocks = num_blocks
+
+    def close_promise(self, sequence: Sequence) -> None:
+        """Nothing stays reserved for ``sequence``: it has everything, or is gone."""
+        self._admission.close(sequence.owner)
+        sequence.promised_blocks = 0
+
+    def count_step(self) -> None:
+        """A step was dispatched: the reserve for growth may get smaller."""
+        self._reserve.step()
+
+    def count_preemption(self) -> None:
+        """Too much was admitted: the reserve for growth is what it was at first."""
+        self._reserve.preempted()
 
     def usable_hit(self, sequence: Sequence) -> int:
         """Cached tokens of ``sequence``; the last token is always computed, to sample from it."""

@@ -31,7 +31,7 @@ class DecodeScheduler:
         self, blocks: BlockManager, layout: KVLayout, config: SchedulerConfig, *, fingerprint: str
     ) -> None:
         self._blocks = blocks
-        self._budget = KVBudget(blocks, layout, fingerprint=fingerprint)
+        self._budget = KVBudget(blocks, layout, config, fingerprint=fingerprint)
         self._config = config
         self._table = SequenceTable(blocks, self._budget, max_num_seqs=config.max_num_seqs)
         self._steps: dict[StepSeq, list[StepPart]] = {}
@@ -167,6 +167,7 @@ class DecodeScheduler:
             return None
         parts = [dispatch_part(sequence, num_tokens) for sequence, num_tokens in chosen]
         step = self._blocks.dispatch_step(part.sequence.owner for part in parts)
+        self._budget.count_step()
         self._steps[step] = parts
         return StepBatch(
             step=step,
@@ -318,6 +319,8 @@ class DecodeScheduler:
         is_new = not sequence.num_preemptions
         if is_new and any(arrival < sequence.arrival for arrival in self._refused.values()):
             return False  # an older one waits for memory that its first ticket needs
+        if self._budget.is_closed(num_running=self.num_running):
+            return False  # before anything is looked up
         cached = self._budget.usable_hit(sequence)
         cost = self._budget.cost(sequence, num_cached=cached, num_tokens=num_tokens)
         if cost > self._available():

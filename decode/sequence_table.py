@@ -57,7 +57,7 @@ class SequenceTable:
     def make_ready(self, sequence: Sequence) -> None:
         """All of a remote sequence's KV is here; nothing stays reserved for it."""
         self._apply(sequence, Event.DELIVERED)
-        self._budget.promise(sequence, 0)
+        self._budget.close_promise(sequence)
         self.ready.append(sequence)
 
     def start(self, sequence: Sequence) -> Slot:
@@ -72,6 +72,7 @@ class SequenceTable:
         """Take a sequence's blocks; it will be computed anew, before all that only waits."""
         self.num_preemptions += 1
         victim.num_preemptions += 1
+        self._budget.count_preemption()
         self._apply(victim, Event.PREEMPTED)
         victim.num_computed = victim.num_settled = 0
         self.waiting.appendleft(victim)
@@ -79,7 +80,7 @@ class SequenceTable:
     def end(self, sequence: Sequence, event: Event) -> tuple[Action, ...]:
         """Take a sequence out; its blocks are released."""
         actions = self._apply(sequence, event)
-        self._budget.promise(sequence, 0)
+        self._budget.close_promise(sequence)
         self._sequence_of.pop(sequence.owner, None)
         return actions
 

@@ -8,11 +8,12 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from blockmgr.admission import Admission, GrowthReserve
 from blockmgr.block_hash import hash_blocks
 from blockmgr.block_manager import BlockManager
 from blockmgr.window import needed_blocks
 from core.config import SchedulerConfig
-from core.errors import InternalError, OutOfBlocksError, RequestError
+from core.errors import InternalError, RequestError
 from core.ids import BlockId, Owner, Slot, StepSeq
 from core.kv_layout import KVLayout
 from core.messages import FirstToken, GroupBlocks, Prefill
@@ -82,6 +83,10 @@ class PrefillScheduler:
         self._config = config
         self._fingerprint = fingerprint
         self._num_blocks = blocks.num_blocks
+        # A prompt is admitted whole and does not grow, so nothing stays back for what runs.
+        self._admission = Admission(
+            GrowthReserve(initial=0, minimum=0, decay_steps=1), num_groups=len(layout.groups)
+        )
         self._waiting: deque[Prompt] = deque()
         self._running: list[Prompt] = []
         self._prompt_of: dict[Owner, Prompt] = {}
@@ -220,18 +225,26 @@ class PrefillScheduler:
 
     def _admit(self, prompt: Prompt) -> bool:
         """Allocate all of ``prompt``; False, without a trace: not now."""
+        room = self._admission.room(self._blocks.num_allocatable, num_running=len(self._running))
+        if room < len(self._layout.groups):
+            return False  # before anything is looked up: every prompt needs a last block
         # The last token is always computed: its logits give the first output token.
         most = (prompt.num_tokens - 1) // self._layout.block_size
         cached = self._blocks.count_cached_tokens(prompt.hashes[:most])
-        try:
-            self._blocks.admit(
-                prompt.owner,
-                hashes=prompt.hashes,
-                num_cached_tokens=cached,
-                num_tokens=prompt.num_tokens,
-            )
-        except OutOfBlocksError:
+        cost = self._blocks.admission_cost(
+            prompt.owner,
+            hashes=prompt.hashes,
+            num_cached_tokens=cached,
+            num_tokens=prompt.num_tokens,
+        )
+        if cost > room:
             return False
+        self._blocks.admit(
+            prompt.owner,
+            hashes=prompt.hashes,
+            num_cached_tokens=cached,
+            num_tokens=prompt.num_tokens,
+        )
         prompt.num_cached_tokens = prompt.num_computed = prompt.num_settled = cached
         prompt.num_offered = prompt.request.first_token
         return True

@@ -174,7 +174,7 @@ def fill_with_two(b: Bench) -> tuple[Sequence, Sequence]:
 
 def test_a15_no_preemption_without_progress(bench: Callable[..., Bench]) -> None:
     # Given a full pool, and a step in flight for every candidate
-    b = bench(4)
+    b = bench(4, reserve_blocks_min=0)
     old, young = fill_with_two(b)
     s1 = b.step()
     # When old needs a third block
@@ -193,7 +193,7 @@ def test_a15_no_preemption_without_progress(bench: Callable[..., Bench]) -> None
 
 
 def test_a10_preempted_sequence_comes_back_with_what_it_knew(bench: Callable[..., Bench]) -> None:
-    b = bench(4)
+    b = bench(4, reserve_blocks_min=0)
     old, young = fill_with_two(b)
     b.complete(b.step())
     b.complete(b.step())
@@ -240,7 +240,7 @@ def test_c17_half_received_sequences_never_wait_for_each_other(bench: Callable[.
 
 def test_delivered_sequences_that_fill_the_pool_still_run(bench: Callable[..., Bench]) -> None:
     # Given two received sequences that leave no block for a first decode token
-    b = bench(4)
+    b = bench(4, reserve_blocks_min=0)
     sequences = [b.add(name, 32, remote=True, max_tokens=3) for name in ("A", "B")]
     for index, sequence in enumerate(sequences):
         operation = OperationId(index)
