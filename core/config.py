@@ -45,6 +45,8 @@ class CacheConfig(_Section):
     prefix_caching: bool = True
     zero_on_allocate: bool = False
     """Clear a block before its first use; blocks that a read fills are never cleared."""
+    poison: bool = False
+    """Fill free blocks with a pattern and verify it: a stale write stops the worker, named."""
     quarantine_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Above this part of the pool in QUARANTINED, the oldest peer's endpoint is torn down."""
 
@@ -58,12 +60,12 @@ class SchedulerConfig(_Section):
     """Tokens in one step: decode tokens first, prefill chunks in what is left."""
     overlap_depth: Annotated[int, Field(ge=1, le=4)] = 2
     """Steps in flight: 2 schedules step N+1 before step N's output is read."""
-    reserve_blocks_initial: NonNegativeInt = 16
+    reserve_blocks_initial: NonNegativeInt = 4
     """Blocks that admission keeps free per running sequence and KV group after a preemption."""
     reserve_blocks_min: NonNegativeInt = 1
     """What that reserve decays to, and starts with. With 0, admission is relaxed until the first
     preemption and once the reserve has decayed: a newcomer needs just its own blocks."""
-    reserve_decay_steps: PositiveInt = 16
+    reserve_decay_steps: PositiveInt = 64
     """Steps without a preemption after which the reserve gets one block smaller."""
 
 
