@@ -1,0 +1,180 @@
+"""Which copies between pool, host memory and storage are pending, and what they may use.
+
+Pure: calls in, actions out; whoever moves bytes answers each action by its operation.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from blockmgr.host_tier import HostEntry, HostTier
+from blockmgr.storage_book import NamesForHit, StorageBook
+from blockmgr.tier_actions import TierActions
+from blockmgr.tier_stats import TierStats
+from core.ids import BlockId, Incarnation, OperationId, Owner
+from core.tiers import BlockName, CopyIn, CopyOut
+
+
+@dataclass(frozen=True, slots=True)
+class TierBounds:
+    """How much a worker's tiers may use. What is over a bound is not begun, and never waits."""
+
+    num_slots: int
+    """Blocks in host memory."""
+    max_copied_blocks: int
+    """Blocks of the pool that unfinished copies to host memory keep from reuse."""
+    max_staged_blocks: int
+    """Blocks on their way to or from storage; 0: there is no storage."""
+
+
+class TierBook:
+    """Contents below the pool, and the operations that move them.
+
+    Everything is matched by operation. An answer for an operation that is not pending is counted
+    and dropped; an operation whose content was forgotten meanwhile still gives back its slots,
+    exactly once, when it ends.
+
+    Invariants: those of ``HostTier`` and ``StorageBook``; copies are within their bound; and pins
+    are exactly those of the pending operations.
+    """
+
+    def __init__(self, bounds: TierBounds, *, incarnation: Incarnation) -> None:
+        self.actions = TierActions()
+        self.stats = TierStats()
+        self.host = HostTier(bounds.num_slots)
+        self.storage = (
+            StorageBook(
+                self.host,
+                self.actions,
+                self.stats,
+                max_staged_blocks=bounds.max_staged_blocks,
+            )
+            if bounds.max_staged_blocks
+            else None
+        )
+        self._bounds = bounds
+        self._incarnation = incarnation
+        self._num_resets = 0
+        self._stores: dict[OperationId, list[HostEntry]] = {}
+        self._loads: dict[OperationId, list[HostEntry]] = {}
+        self._num_copied = 0
+
+    def name(self, group: int, digest: bytes) -> BlockName:
+        """Name a block's content. After a reset no name is what it was, in storage neither."""
+        if self._num_resets:
+            epoch = f"{self._incarnation}/{self._num_resets}/".encode()
+            digest = hashlib.blake2b(epoch + digest, digest_size=len(digest)).digest()
+        return BlockName(group, digest)
+
+    @property
+    def num_copied_blocks(self) -> int:
+        """Blocks of the pool that unfinished copies to host memory keep from reuse."""
+        return self._num_copied
+
+    @property
+    def num_staged_blocks(self) -> int:
+        """Blocks on their way to or from storage."""
+        return self.storage.num_staged_blocks if self.storage is not None else 0
+
+    # Pool to host memory
+
+    def store(self, names: Sequence[BlockName], block_ids: Sequence[BlockId]) -> CopyOut | None:
+        """Begin to copy those of ``block_ids`` whose content is not in host memory yet.
+
+        ``names``, in order of position, name their content. None: all is there or on its way, or
+        a bound is reached. Otherwise the blocks of the answer must keep their bytes until its
+        operation has ended.
+        """
+        self.host.touch(names)
+        pairs = zip(names, block_ids, strict=True)
+        block_of_name = {name: block_id for name, block_id in pairs if name not in self.host}
+        room = min(
+            self._bounds.max_copied_blocks - self._num_copied,
+            self.host.num_slots - (len(names) - len(block_of_name)),
+        )
+        entries = self.host.add(list(block_of_name)[: max(0, room)])
+        self.stats.stores["skipped"] += len(block_of_name) - len(entries)
+        if not entries:
+            return None
+        self.host.touch(names)
+        operation = self.actions.new_operation()
+        self._stores[operation] = entries
+        self._num_copied += len(entries)
+        copied = [block_of_name[entry.name] for entry in entries if entry.name is not None]
+        copy = CopyOut(operation, tuple(copied), tuple(entry.slot for entry in entries))
+        self.actions.append(copy)
+        return copy
+
+    def end_store(self, operation: OperationId, *, failed: bool) -> bool:
+        """The copy is over. Return False, without a change, where ``operation`` is not pending."""
+        entries = self._stores.pop(operation, None)
+        if entries is None:
+            self.stats.stale_answers += 1
+            return False
+        self._num_copied -= len(entries)
+        self.stats.stores["failed" if failed else "stored"] += len(entries)
+        if self.storage is not None and not failed:
+            self.storage.write(entries)
+        for entry in entries:
+            self.host.end_filling(entry, failed=failed)
+        return True
+
+    # Host memory to pool
+
+    def load(self, names: Sequence[BlockName], block_ids: Sequence[BlockId]) -> CopyIn:
+        """Begin to copy ``names``, whose bytes are in host memory, into ``block_ids``."""
+        entries = self.host.pin(names)
+        self.host.touch(names)
+        operation = self.actions.new_operation()
+        self._loads[operation] = entries
+        copy = CopyIn(operation, tuple(entry.slot for entry in entries), tuple(block_ids))
+        self.actions.append(copy)
+        return copy
+
+    def end_load(self, operation: OperationId, *, failed: bool) -> bool:
+        """The copy is over. Return False, without a change, where ``operation`` is not pending."""
+        entries = self._loads.pop(operation, None)
+        if entries is None:
+            self.stats.stale_answers += 1
+            return False
+        self.stats.loads["failed" if failed else "loaded"] += len(entries)
+        for entry in entries:
+            self.host.unpin(entry)
+        return True
+
+    # Storage
+
+    def fetch(self, owner: Owner, chain: Sequence[BlockName], names_for_hit: NamesForHit) -> None:
+        """Begin to look for ``chain`` in storage, if there is one, for ``owner`` to wait for."""
+        if self.storage is not None and chain:
+            self.storage.fetch(owner, chain, names_for_hit)
+
+    def is_fetching(self, owner: Owner) -> bool:
+        """Whether ``owner`` may gain by waiting: what it wants is on its way from storage."""
+        return self.storage is not None and self.storage.is_fetching(owner)
+
+    def forget_owner(self, owner: Owner) -> None:
+        """``owner`` waits no more."""
+        if self.storage is not None:
+            self.storage.forget_owner(owner)
+
+    # Resets
+
+    def forget_all(self) -> None:
+        """Nothing stored up to now can be hit by this worker any more, in storage neither."""
+        self._num_resets += 1
+        self.host.forget_all()
+        if self.storage is not None:
+            self.storage.forget_all()
+
+    def check_invariants(self) -> None:
+        """Assert the invariants above."""
+        self.host.check_invariants()
+        copied = [entry for entries in self._stores.values() for entry in entries]
+        assert self._num_copied == len(copied) <= self._bounds.max_copied_blocks
+        pinned = copied + [entry for entries in self._loads.values() for entry in entries]
+        if self.storage is not None:
+            self.storage.check_invariants()
+            pinned += self.storage.pinned()
+        assert sum(entry.pins for entry in set(pinned)) == len(pinned), "pins are not operations"
+        assert len(set(pinned)) == self.host.num_pinned, "a pin outlived its operation"
