@@ -6,7 +6,8 @@ receiver counts and drops what names an older attempt or incarnation.
 
     router  ──Generate, Abort──────────────────────────▶ decode
     router  ◀─OutputBatch, Failed─────────────────────── decode
-    router  ◀─Heartbeat──────────────── prefill, decode
+    router  ◀─Heartbeat, CacheReport─── prefill, decode
+    router  ──ResetCache, ShowCache───▶ prefill, decode
     decode  ──Prefill, Renew, Reading, Released, Withdraw──▶ prefill
     decode  ◀─Ticket, Renewed, PrefillFailed──────────────── prefill
     client  ──Hello, Ping──▶ server ──Welcome or Refused, Pong──▶ client      (every channel)
@@ -197,6 +198,55 @@ class Heartbeat(Message, frozen=True):
     metrics_address: str = ""
 
 
+class ResetCache(Message, frozen=True):
+    """Forget every prefix computed up to now. Answered by ``CacheReport``, done or not."""
+
+    number: int
+    """Of the question; the answer repeats it."""
+
+
+class ShowCache(Message, frozen=True):
+    """Tell the state of the cache. Answered by ``CacheReport``."""
+
+    number: int
+    """Of the question; the answer repeats it."""
+
+
+class TierUse(msgspec.Struct, frozen=True):
+    """One tier of a worker's prefix cache."""
+
+    tier: str
+    blocks: int
+    """That a prefix can hit."""
+    hit_tokens: int
+    """Since the worker's start."""
+
+
+class CacheState(msgspec.Struct, frozen=True):
+    """A worker's KV blocks and prefix cache. Counters run from the worker's start."""
+
+    blocks: dict[str, int]
+    """By state; the sum is the pool."""
+    query_tokens: int
+    """Looked up in the cache, in full blocks."""
+    hit_tokens: int
+    evictions: int
+    resets: int
+    reset: Literal["none", "pending", "done"]
+    """Of the last reset: pending while a block that was in use then still is."""
+    tiers: tuple[TierUse, ...]
+
+
+class CacheReport(Message, frozen=True):
+    """Answer to ``ResetCache`` and ``ShowCache``."""
+
+    number: int
+    worker_id: WorkerId
+    role: Role
+    incarnation: Incarnation
+    state: CacheState
+
+
 # Decode and prefill
 
 
@@ -330,6 +380,9 @@ AnyMessage = (
     | OutputBatch
     | Failed
     | Heartbeat
+    | ResetCache
+    | ShowCache
+    | CacheReport
     | Prefill
     | Ticket
     | Renew

@@ -1,4 +1,4 @@
-"""A worker's standing report to the router: ready, where, and how loaded."""
+"""A worker's standing report to the router: ready, where, and how loaded; answers to questions."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from core.channel import ChannelKeys, ClientChannel
 from core.errors import HandshakeError, PeerLostError
 from core.ids import Incarnation, WorkerId
-from core.messages import Heartbeat, Hello
+from core.messages import AnyMessage, Heartbeat, Hello
 
 log = logging.getLogger(__name__)
 
@@ -25,11 +25,13 @@ class RouterLink:
         worker_id: WorkerId,
         incarnation: Incarnation,
         heartbeat: Callable[[], Heartbeat],
+        answer: Callable[[AnyMessage], AnyMessage | None],
     ) -> None:
         self._address = address
         self._keys = keys
         self._hello = Hello(name=worker_id, incarnation=incarnation)
         self._heartbeat = heartbeat
+        self._answer = answer
 
     async def run(self) -> None:
         """Report until cancelled.
@@ -53,7 +55,7 @@ class RouterLink:
 
     async def _report_over(self, channel: ClientChannel) -> None:
         """Report until the channel is lost."""
-        listening = asyncio.create_task(channel.receive())  # the router only answers pings
+        listening = asyncio.create_task(self._answer_all(channel))
         try:
             while not listening.done():
                 channel.send(self._heartbeat())
@@ -61,3 +63,10 @@ class RouterLink:
             listening.result()
         finally:
             listening.cancel()
+
+    async def _answer_all(self, channel: ClientChannel) -> None:
+        """Answer the router's questions until the channel is lost."""
+        while True:
+            answer = self._answer(await channel.receive())
+            if answer is not None:
+                channel.send(answer)

@@ -1,15 +1,27 @@
 """What a worker tells the outside: heartbeats to the router, metrics to Prometheus."""
 
+import logging
 from typing import Protocol
 
 from core.ids import Incarnation
 from core.kv_layout import KVLayout
-from core.messages import Heartbeat, Role, WorkerLoad
+from core.messages import (
+    AnyMessage,
+    CacheReport,
+    CacheState,
+    Heartbeat,
+    ResetCache,
+    Role,
+    ShowCache,
+    WorkerLoad,
+)
 from core.metrics import MetricsServer
 from core.router_link import RouterLink
 from core.version import VERSION
 from core.worker_context import WorkerContext
 from core.worker_metrics import WorkerMetrics
+
+log = logging.getLogger(__name__)
 
 
 class Queues(Protocol):
@@ -45,6 +57,18 @@ class Pool(Protocol):
         ...
 
 
+class Cache(Protocol):
+    """What the router may ask of a worker's prefix cache."""
+
+    def reset(self) -> None:
+        """Forget every prefix computed up to now."""
+        ...
+
+    def state(self) -> CacheState:
+        """Return what the cache holds, and how far the last reset is."""
+        ...
+
+
 class WorkerReport:
     """One worker's report. Belongs to one event loop; create it inside that loop."""
 
@@ -58,6 +82,7 @@ class WorkerReport:
         max_model_len: int,
         queues: Queues,
         pool: Pool,
+        cache: Cache,
     ) -> None:
         self._role: Role = role
         self._context = context
@@ -66,6 +91,7 @@ class WorkerReport:
         self._max_model_len = max_model_len
         self._queues = queues
         self._pool = pool
+        self._cache = cache
         self.metrics = WorkerMetrics(role)
         self.metrics.export_load(self._load)
         self._metrics_server = MetricsServer(self.metrics.registry, host=context.host)
@@ -75,6 +101,7 @@ class WorkerReport:
             worker_id=context.worker_id,
             incarnation=incarnation,
             heartbeat=self._heartbeat,
+            answer=self._answer,
         )
 
     def describe(self, layout: KVLayout, *, fingerprint: str) -> None:
@@ -117,4 +144,22 @@ class WorkerReport:
             max_model_len=self._max_model_len,
             load=self._load(),
             metrics_address=self._metrics_server.address,
+        )
+
+    def _answer(self, message: AnyMessage) -> CacheReport | None:
+        match message:
+            case ResetCache(number):
+                self._cache.reset()
+                log.info("event=cache_reset number=%d", number)
+            case ShowCache(number):
+                pass
+            case _:
+                log.warning("dropped=%s reason=not for a report", type(message).__name__)
+                return None
+        return CacheReport(
+            number=number,
+            worker_id=self._context.worker_id,
+            role=self._role,
+            incarnation=self._incarnation,
+            state=self._cache.state(),
         )

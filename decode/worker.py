@@ -3,7 +3,10 @@
 import asyncio
 import logging
 
+from blockmgr.age_metrics import AgeCollector
+from blockmgr.block_ages import BlockAges
 from blockmgr.block_manager import BlockManager
+from blockmgr.cache_control import CacheControl
 from blockmgr.fences import KVWriters, fences_needed
 from blockmgr.metrics import BlockCollector
 from core.channel import ClientId, ClientLost, ServerChannel
@@ -62,6 +65,7 @@ class DecodeWorker:
         self._incarnation: Incarnation = new_incarnation()
         self._clock = asyncio.get_running_loop().time
         writers = KVWriters.CONSUMER if config.deploy.prefill else KVWriters.NONE
+        ages = BlockAges(engine.pool.num_blocks, clock=self._clock)
         self._blocks = BlockManager(
             engine.layout,
             engine.pool.num_blocks,
@@ -95,10 +99,12 @@ class DecodeWorker:
             max_model_len=engine.max_model_len,
             queues=self._scheduler,
             pool=self._blocks,
+            cache=CacheControl(self._blocks, ages),
         )
         self._report.describe(engine.layout, fingerprint=engine.spec.fingerprint)
         self._metrics = self._report.metrics
         self._metrics.registry.register(BlockCollector(self._blocks, role="decode"))
+        self._metrics.registry.register(AgeCollector(ages, role="decode"))
         self._receiver = self._make_receiver() if config.deploy.prefill else None
 
     async def serve(self, stop: asyncio.Event) -> None:

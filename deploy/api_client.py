@@ -4,14 +4,16 @@ import http.client
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
 from core.errors import ConfigError, SluiceError
 from core.ids import WorkerId
-from core.messages import Role, WorkerLoad
+from core.messages import Role, TierUse, WorkerLoad
+
+T = TypeVar("T")
 
 
 class UnreachableError(SluiceError):
@@ -35,6 +37,42 @@ class WorkerStatus(msgspec.Struct, frozen=True):
 
 class _Status(msgspec.Struct, frozen=True):
     workers: list[WorkerStatus]
+
+
+class CacheStatus(msgspec.Struct, frozen=True):
+    """One worker's KV blocks and prefix cache."""
+
+    worker_id: WorkerId
+    role: Role
+    status: Literal["ok", "unreachable"]
+    """unreachable: it did not answer the router, and nothing below is known."""
+    blocks: dict[str, int] = {}
+    """By state."""
+    hit_rate: float = 0.0
+    """Of the tokens looked up, since the worker's start."""
+    evictions: int = 0
+    reset: Literal["none", "pending", "done"] = "none"
+    """Of the last reset."""
+    tiers: tuple[TierUse, ...] = ()
+
+
+class _Caches(msgspec.Struct, frozen=True):
+    workers: list[CacheStatus]
+
+
+class WorkerReset(msgspec.Struct, frozen=True):
+    """How far one worker's reset is."""
+
+    worker_id: WorkerId
+    role: Role
+    status: Literal["done", "pending", "unreachable"]
+
+
+class CacheReset(msgspec.Struct, frozen=True):
+    """What a reset has come to at all workers; ``status`` is the worst of theirs."""
+
+    status: Literal["done", "pending", "unreachable"]
+    workers: list[WorkerReset]
 
 
 class ApiClient:
@@ -85,10 +123,25 @@ class ApiClient:
             UnreachableError: nothing answers.
             FailedAnswerError: the answer is an error, or not of a Sluice router.
         """
-        try:
-            return msgspec.convert(self.json("/status"), _Status).workers
-        except msgspec.ValidationError as error:
-            raise FailedAnswerError(f"{self.url} is not a Sluice router: {error}") from error
+        return self._convert(self._checked("GET", "/status"), _Status).workers
+
+    def caches(self) -> list[CacheStatus]:
+        """Return the state of every worker's prefix cache.
+
+        Raises:
+            UnreachableError: nothing answers.
+            FailedAnswerError: the answer is an error, or not of a Sluice router.
+        """
+        return self._convert(self._checked("GET", "/v1/cache"), _Caches).workers
+
+    def reset_caches(self) -> CacheReset:
+        """Have every worker forget its prefix cache, and return how far that is.
+
+        Raises:
+            UnreachableError: nothing answers.
+            FailedAnswerError: the answer is an error, or not of a Sluice router.
+        """
+        return self._convert(self._checked("POST", "/v1/cache/reset"), CacheReset)
 
     def stream(self, path: str, body: Mapping[str, object]) -> Iterator[dict[str, Any]]:
         """POST ``body`` and yield each server-sent event until ``[DONE]``.
@@ -122,9 +175,15 @@ class ApiClient:
         except (OSError, http.client.HTTPException) as error:
             raise FailedAnswerError(f"the stream broke off: {error}") from error
 
+    def _convert(self, body: bytes, kind: type[T]) -> T:
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.DecodeError as error:
+            raise FailedAnswerError(f"{self.url} is not a Sluice router: {error}") from error
+
     def _checked(self, method: str, path: str) -> bytes:
         status, body = self._request(method, path)
-        if status != http.HTTPStatus.OK:
+        if status not in {http.HTTPStatus.OK, http.HTTPStatus.ACCEPTED}:
             raise FailedAnswerError(f"{self.url}{path}: {_error_message(status, body)}")
         return body
 

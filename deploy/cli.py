@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from core.config import SluiceConfig
 from core.errors import ConfigError, SluiceError
+from deploy.cache_commands import run_cache_reset, run_cache_show
 from deploy.model_source import resolve_model
 from deploy.ray_environment import prepare_ray_environment
 from deploy.settings import load_settings
@@ -71,6 +72,14 @@ def _status(arguments: argparse.Namespace) -> int:
     return run_status(arguments.url)
 
 
+def _cache_reset(arguments: argparse.Namespace) -> int:
+    return run_cache_reset(arguments.url, wait_s=arguments.wait)
+
+
+def _cache_show(arguments: argparse.Namespace) -> int:
+    return run_cache_show(arguments.url)
+
+
 def _fetch(arguments: argparse.Namespace) -> int:
     model = _settings(arguments).model
     sys.stdout.write(f"{resolve_model(model.model, model.revision).path}\n")
@@ -92,21 +101,43 @@ def _parser() -> argparse.ArgumentParser:
         description="Serve one LLM from prefill and decode workers that hand KV blocks over UCX.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def add(
-        name: str, action: Callable[[argparse.Namespace], int], summary: str
-    ) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=summary, description=summary)
-        command.set_defaults(action=action)
-        return command
-
-    _add_settings(add("serve", _serve, "Start router and workers; Ctrl-C stops them."))
-    _add_settings(add("demo", _demo, "Start, answer five prompts, show how, stop."))
-    status = add("status", _status, "Show a running deployment's workers and load.")
-    status.add_argument("--url", default="http://127.0.0.1:8000", help="default: %(default)s")
-    _add_settings(add("fetch", _fetch, "Fetch the model, print its folder, start nothing."))
-    add("version", _version, "Print the version.")
+    _add_settings(_add(commands, "serve", _serve, "Start router and workers; Ctrl-C stops them."))
+    _add_settings(_add(commands, "demo", _demo, "Start, answer five prompts, show how, stop."))
+    _add_url(_add(commands, "status", _status, "Show a running deployment's workers and load."))
+    summary = "Show or reset a running deployment's prefix caches."
+    cache = commands.add_parser("cache", help=summary, description=summary)
+    _add_cache_commands(cache.add_subparsers(dest="subcommand", required=True, metavar="COMMAND"))
+    _add_settings(_add(commands, "fetch", _fetch, "Fetch the model; start nothing."))
+    _add(commands, "version", _version, "Print the version.")
     return parser
+
+
+def _add_cache_commands(commands: "argparse._SubParsersAction[_OneLineParser]") -> None:
+    _add_url(_add(commands, "show", _cache_show, "Blocks by state, hit rate, evictions, tiers."))
+    reset = _add(commands, "reset", _cache_reset, "Forget every prefix computed up to now.")
+    _add_url(reset)
+    reset.add_argument(
+        "--wait",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="seconds to wait until what was in use is over, too; default: do not wait",
+    )
+
+
+def _add(
+    commands: "argparse._SubParsersAction[_OneLineParser]",
+    name: str,
+    action: Callable[[argparse.Namespace], int],
+    summary: str,
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=summary, description=summary)
+    command.set_defaults(action=action)
+    return command
+
+
+def _add_url(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="default: %(default)s")
 
 
 def run(argv: Sequence[str]) -> int:

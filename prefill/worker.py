@@ -3,7 +3,10 @@
 import asyncio
 import logging
 
+from blockmgr.age_metrics import AgeCollector
+from blockmgr.block_ages import BlockAges
 from blockmgr.block_manager import BlockManager
+from blockmgr.cache_control import CacheControl
 from blockmgr.fences import KVWriters, fences_needed
 from blockmgr.metrics import BlockCollector
 from core.channel import ClientId, ClientLost, ServerChannel
@@ -66,6 +69,7 @@ class PrefillWorker:
         self._engine = engine
         self._incarnation: Incarnation = new_incarnation()
         self._clock = asyncio.get_running_loop().time
+        ages = BlockAges(engine.pool.num_blocks, clock=self._clock)
         self._blocks = BlockManager(
             engine.layout,
             engine.pool.num_blocks,
@@ -113,9 +117,11 @@ class PrefillWorker:
             max_model_len=engine.max_model_len,
             queues=self._scheduler,
             pool=self._blocks,
+            cache=CacheControl(self._blocks, ages),
         )
         self._report.describe(engine.layout, fingerprint=engine.spec.fingerprint)
         self._metrics = self._report.metrics
+        self._metrics.registry.register(AgeCollector(ages, role="prefill"))
         self._export_transfers()
 
     async def serve(self, stop: asyncio.Event) -> None:

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from core.errors import ModelNotFoundError, RequestError, RequestTooLargeError, SluiceError
 from router.body import read_body
+from router.cache_api import CacheAPI
 from router.dispatch import Dispatcher
 from router.error_responses import answer_error, answer_http_error, answer_unexpected
 from router.failures import ContextLengthError
@@ -149,6 +150,9 @@ def create_app(api: RouterAPI) -> FastAPI:
     app.get("/v1/models/{name:path}")(api.model)
     app.post("/v1/completions", openapi_extra=_body_schema(CompletionRequest))(api.completions)
     app.post("/v1/chat/completions", openapi_extra=_body_schema(ChatRequest))(api.chat_completions)
+    cache = CacheAPI(api.fleet.caches)
+    app.get("/v1/cache")(cache.show)
+    app.post("/v1/cache/reset")(cache.reset)
     app.get("/health")(api.health)
     app.get("/ready")(api.ready)
     app.get("/status")(api.status)

@@ -13,7 +13,16 @@ from core.channel import ChannelKeys, ClientLost, ServerChannel
 from core.config import SluiceConfig
 from core.errors import HandshakeError, TransferError
 from core.ids import Incarnation, WorkerId, new_incarnation
-from core.messages import AnyMessage, Failed, Heartbeat, Output, OutputBatch, Welcome
+from core.messages import (
+    AnyMessage,
+    CacheReport,
+    Failed,
+    Heartbeat,
+    Output,
+    OutputBatch,
+    Welcome,
+)
+from router.cache_control import CacheControl
 from router.links import DecodeLink
 from router.metrics import RouterMetrics
 from router.registry import Change, Worker, WorkerRegistry
@@ -79,13 +88,14 @@ class Fleet:
             silence_s=self._silence_s,
         )
         self.address = self._control.address
+        self.caches = CacheControl(self._control.send)
 
     async def run(self, listener: FleetListener) -> None:
         """Keep registry and links up to date until cancelled; then close everything."""
         self._listener = listener
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._receive_heartbeats())
+                group.create_task(self._receive_reports())
                 group.create_task(self._forget_silent())
         finally:
             for task in self._tasks:
@@ -108,11 +118,15 @@ class Fleet:
             (w.heartbeat.max_model_len for w in self.registry.workers("decode")), default=None
         )
 
-    async def _receive_heartbeats(self) -> None:
+    async def _receive_reports(self) -> None:
         while True:
-            _, message = await self._control.receive()
+            client, message = await self._control.receive()
             if isinstance(message, Heartbeat):
                 self._observe(message)
+                if self.registry.is_current(message):
+                    self.caches.heard(client, message)
+            elif isinstance(message, CacheReport) and self.caches.take(message):
+                continue
             elif not isinstance(message, ClientLost):
                 self._metrics.stale_messages.labels(message=type(message).__name__).inc()
 

@@ -14,6 +14,8 @@ ENDPOINTS: Final = frozenset(
         "/v1/completions",
         "/v1/chat/completions",
         "/v1/models",
+        "/v1/cache",
+        "/v1/cache/reset",
         "/health",
         "/ready",
         "/metrics",

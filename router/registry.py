@@ -117,6 +117,11 @@ class WorkerRegistry:
         """Return the worker, if it lives."""
         return self._workers.get(worker_id)
 
+    def is_current(self, heartbeat: Heartbeat) -> bool:
+        """Whether ``heartbeat`` is of the life that its worker has now."""
+        worker = self.get(heartbeat.worker_id)
+        return worker is not None and worker.incarnation == heartbeat.incarnation
+
     def workers(self, role: Role) -> Iterator[Worker]:
         """Yield the living workers of ``role``."""
         return (w for w in self._workers.values() if w.heartbeat.role == role)

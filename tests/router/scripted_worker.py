@@ -14,6 +14,8 @@ from core.ids import Incarnation, WorkerId, new_incarnation
 from core.messages import (
     Abort,
     AnyMessage,
+    CacheReport,
+    CacheState,
     Failed,
     FinishReason,
     Generate,
@@ -22,7 +24,9 @@ from core.messages import (
     Output,
     OutputBatch,
     RequestStats,
+    ResetCache,
     Role,
+    ShowCache,
     Welcome,
     WorkerLoad,
 )
@@ -49,6 +53,9 @@ class ScriptedWorker:
     aborts: list[Abort] = field(default_factory=list)
     seen: asyncio.Condition = field(default_factory=asyncio.Condition)
     frozen: bool = False
+    cache_state: CacheState | None = None
+    """None: does not answer what the router asks of its cache."""
+    cache_questions: list[ResetCache | ShowCache] = field(default_factory=list)
 
     async def __aenter__(self) -> "ScriptedWorker":
         self._client: ClientId = b""
@@ -73,6 +80,9 @@ class ScriptedWorker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._server.close()
+        # The authenticator's task ends in the next turn, and then stops watching descriptors which
+        # a channel that is opened before that would have got anew.
+        await asyncio.sleep(0)
 
     def send(self, message: AnyMessage) -> None:
         """Send ``message`` to the router that connected last."""
@@ -153,7 +163,7 @@ class ScriptedWorker:
                 control.close()
 
     async def _report_over(self, control: ClientChannel) -> None:
-        lost = asyncio.create_task(control.receive())
+        lost = asyncio.create_task(self._answer_questions(control))
         try:
             while not lost.done():
                 if not self.frozen:
@@ -162,6 +172,19 @@ class ScriptedWorker:
             lost.result()
         finally:
             lost.cancel()
+
+    async def _answer_questions(self, control: ClientChannel) -> None:
+        while True:
+            question = await control.receive()
+            if not isinstance(question, ResetCache | ShowCache):
+                continue
+            self.cache_questions.append(question)
+            if self.cache_state is not None and not self.frozen:
+                control.send(self.cache_report(question.number, self.cache_state))
+
+    def cache_report(self, number: int, state: CacheState) -> CacheReport:
+        """Return the answer to question ``number``."""
+        return CacheReport(number, WorkerId(self.worker_id), self.role, self.incarnation, state)
 
     async def _listen(self) -> None:
         async with asyncio.TaskGroup() as group:

@@ -1,0 +1,47 @@
+"""What an operator can do to a worker's prefix cache: forget it, and see what is in it."""
+
+from typing import Literal
+
+from blockmgr.block_ages import BlockAges
+from blockmgr.block_manager import BlockManager
+from blockmgr.states import BlockState
+from core.messages import CacheState, TierUse
+
+DEVICE = "device"
+
+
+class CacheControl:
+    """Resets and describes one worker's cache; the ``Cache`` of its report."""
+
+    def __init__(self, blocks: BlockManager, ages: BlockAges) -> None:
+        self._blocks = blocks
+        self._ages = ages
+        self._reset_at: float | None = None
+
+    def reset(self) -> None:
+        """Forget every prefix computed up to now: from this moment none can be hit.
+
+        What is in use stays with its owner. ``state`` says "pending" until each block that was in
+        use (owned, leased, FENCED or QUARANTINED) at this moment has been FREE once.
+        """
+        self._blocks.reset_cache()
+        self._reset_at = self._ages.now()
+
+    def state(self) -> CacheState:
+        """Return the blocks by state, the counters, and how far the last reset is."""
+        counts = self._blocks.counts()
+        stats = self._blocks.stats
+        return CacheState(
+            blocks={state.name.lower(): count for state, count in counts.items()},
+            query_tokens=stats.query_tokens,
+            hit_tokens=stats.hit_tokens,
+            evictions=stats.evictions,
+            resets=stats.cache_resets,
+            reset="none" if self._reset_at is None else self._reset_state(self._reset_at),
+            tiers=(
+                TierUse(tier=DEVICE, blocks=counts[BlockState.CACHED], hit_tokens=stats.hit_tokens),
+            ),
+        )
+
+    def _reset_state(self, reset_at: float) -> Literal["pending", "done"]:
+        return "pending" if self._ages.has_older_than(reset_at) else "done"

@@ -1,0 +1,126 @@
+"""An operator who resets the caches must know what has become of each of them.
+
+The failure guarded against: "done" while a worker still has, or may still have, what was to be
+forgotten, because it was busy, silent, or answered an older question.
+"""
+
+import asyncio
+from typing import Literal
+
+import pytest
+
+from core.ids import WorkerId
+from core.messages import AnyMessage, CacheReport, CacheState, Heartbeat, TierUse
+from router import cache_control
+from router.cache_control import CacheControl
+from tests.router.conftest import RunningRouter, StartRouter
+from tests.router.scripted_worker import silence
+
+STATES = ("free", "active", "receiving", "cached", "fenced", "quarantined", "leased")
+
+
+def state_of(reset: Literal["none", "pending", "done"], **blocks: int) -> CacheState:
+    return CacheState(
+        blocks=dict.fromkeys(STATES, 0) | blocks,
+        query_tokens=400,
+        hit_tokens=100,
+        evictions=7,
+        resets=1,
+        reset=reset,
+        tiers=(TierUse("device", blocks.get("cached", 0), 100),),
+    )
+
+
+async def reset(router: RunningRouter) -> tuple[int, str, dict[str, str]]:
+    response = await router.http.post("/v1/cache/reset")
+    body = response.json()
+    return (
+        response.status_code,
+        body["status"],
+        {worker["worker_id"]: worker["status"] for worker in body["workers"]},
+    )
+
+
+async def test_a18_a_reset_is_done_when_every_worker_says_so(router: RunningRouter) -> None:
+    for worker_id, role in (("decode-0", "decode"), ("prefill-0", "prefill")):
+        await router.start_worker(
+            silence, worker_id=worker_id, role=role, cache_state=state_of("done", free=9)
+        )
+    assert await reset(router) == (200, "done", {"decode-0": "done", "prefill-0": "done"})
+
+
+async def test_a18_a_reset_is_pending_while_one_worker_has_withheld_blocks(
+    router: RunningRouter,
+) -> None:
+    await router.start_worker(silence, worker_id="decode-0", cache_state=state_of("done", free=9))
+    busy = await router.start_worker(
+        silence, worker_id="decode-1", cache_state=state_of("pending", fenced=3)
+    )
+    code, status, workers = await reset(router)
+    assert (code, status) == (202, "pending")
+    assert workers == {"decode-0": "done", "decode-1": "pending"}
+
+    # When its blocks are free the same question, asked again, is answered so
+    busy.cache_state = state_of("done", free=9)
+    shown = (await router.http.get("/v1/cache")).json()["workers"]
+    assert [worker["reset"] for worker in shown] == ["done", "done"]
+    assert len(busy.cache_questions) == 2
+
+
+async def test_a_worker_that_does_not_answer_is_unreachable_and_named(
+    start_router: StartRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_control, "ANSWER_TIMEOUT_S", 0.3)
+    router = await start_router()
+    await router.start_worker(silence, worker_id="decode-0", cache_state=state_of("done"))
+    mute = await router.start_worker(silence, worker_id="decode-1", cache_state=None)
+    assert await reset(router) == (
+        202,
+        "unreachable",
+        {"decode-0": "done", "decode-1": "unreachable"},
+    )
+    # It fell silent for good, and may come back with its cache as it was: still told
+    mute.frozen = True
+    await router.until_state("decode-1", None)
+    assert (await reset(router))[2]["decode-1"] == "unreachable"
+    shown = (await router.http.get("/v1/cache")).json()["workers"]
+    assert [worker["status"] for worker in shown] == ["ok", "unreachable"]
+    # Until another life of it takes its place
+    await mute.die()
+    await router.start_worker(silence, worker_id="decode-1", cache_state=state_of("done"))
+    assert await reset(router) == (200, "done", {"decode-0": "done", "decode-1": "done"})
+
+
+async def test_show_tells_blocks_hit_rate_and_tiers_of_each_worker(router: RunningRouter) -> None:
+    await router.start_worker(
+        silence, worker_id="decode-0", cache_state=state_of("none", free=5, cached=3)
+    )
+    (worker,) = (await router.http.get("/v1/cache")).json()["workers"]
+    assert worker["status"] == "ok"
+    assert (worker["blocks"]["free"], worker["blocks"]["cached"]) == (5, 3)
+    assert (worker["hit_rate"], worker["evictions"], worker["reset"]) == (0.25, 7, "none")
+    assert worker["tiers"] == [{"tier": "device", "blocks": 3, "hit_tokens": 100}]
+
+
+async def test_a_deployment_without_workers_has_nothing_to_forget(router: RunningRouter) -> None:
+    assert await reset(router) == (200, "done", {})
+
+
+async def test_a_late_answer_and_one_of_a_dead_life_are_dropped() -> None:
+    sent: list[AnyMessage] = []
+    control = CacheControl(lambda _client, message: sent.append(message))
+    beat = Heartbeat(WorkerId("decode-0"), "decode", "life-2", "tcp://x", "m", 1, None)  # type: ignore[arg-type]
+    control.heard(b"client", beat)
+    asking = asyncio.create_task(control.reset())
+    await asyncio.sleep(0)
+    (question,) = sent
+
+    def answer(number: int, life: str) -> CacheReport:
+        return CacheReport(number, WorkerId("decode-0"), "decode", life, state_of("done"))  # type: ignore[arg-type]
+
+    assert not control.take(answer(question.number - 1, "life-2"))  # type: ignore[union-attr]
+    assert not control.take(answer(question.number, "life-1"))  # type: ignore[union-attr]
+    assert control.take(answer(question.number, "life-2"))  # type: ignore[union-attr]
+    (cache,) = await asking
+    assert cache.state == state_of("done")
+    assert not control.take(answer(question.number, "life-2"))  # type: ignore[union-attr]
