@@ -1,10 +1,12 @@
 """All KV blocks of one worker: one contiguous, page-aligned allocation that a NIC can write to."""
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from core.kv_layout import KVLayout
 
@@ -13,6 +15,9 @@ TORCH_DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+_WORD_NBYTES = 4
+_CHUNK_NBYTES = 8 * 2**20
 
 
 class KVPool:
@@ -28,6 +33,8 @@ class KVPool:
             num_blocks, layout.block_nbytes
         )
         """[num_blocks, block_nbytes] uint8."""
+        self._words = self.blocks.view(torch.int32)
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         per_layer = self.blocks.view(TORCH_DTYPES[layout.dtype]).view(
             num_blocks,
             layout.layers_per_group,
@@ -61,6 +68,51 @@ class KVPool:
         """Set every byte of the named blocks to ``byte``."""
         if len(block_ids):
             self.blocks[torch.tensor(block_ids, device=self.blocks.device)] = byte
+
+    def fill_words(self, block_ids: NDArray[np.int32], words: NDArray[np.int32]) -> None:
+        """Repeat ``words[i]`` over all of block ``block_ids[i]``, beside the steps on the device.
+
+        No step in flight may touch the blocks.
+        """
+        with self._beside_steps():
+            for ids, values in self._in_chunks(block_ids, words):
+                self._words[ids] = values
+
+    def find_other_word(
+        self, block_ids: NDArray[np.int32], words: NDArray[np.int32]
+    ) -> tuple[int, int] | None:
+        """Return the first ``i`` whose block is not all ``words[i]``, and the offset in bytes.
+
+        Sees every earlier ``fill_words``, and has ended on return: whatever is begun afterwards, a
+        step or a read by a NIC, comes after both. No step in flight may touch the blocks.
+        """
+        with self._beside_steps():
+            done = 0
+            for ids, values in self._in_chunks(block_ids, words):
+                differs = self._words[ids] != values
+                if bool(differs.any()):
+                    first = int(differs.flatten().to(torch.uint8).argmax())
+                    index, word = divmod(first, differs.shape[1])
+                    return done + index, word * _WORD_NBYTES
+                done += len(ids)
+        return None
+
+    def _in_chunks(
+        self, block_ids: NDArray[np.int32], words: NDArray[np.int32]
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield ids [n] and words [n, 1] on the pool's device, for blocks of some MiB together."""
+        step = max(1, _CHUNK_NBYTES // self.layout.block_nbytes)
+        for at in range(0, len(block_ids), step):
+            ids = torch.from_numpy(block_ids[at : at + step].astype(np.int64))
+            values = torch.from_numpy(words[at : at + step].copy())
+            device = self.blocks.device
+            yield ids.to(device), values.unsqueeze(1).to(device)
+
+    def _beside_steps(self) -> AbstractContextManager[object]:
+        """Work on the pool's own stream: on the steps' it would wait for those in flight."""
+        if self._stream is None:
+            return nullcontext()
+        return torch.cuda.stream(self._stream)
 
     def bytes_of(self, block_id: int) -> bytes:
         """Return a copy of one block."""

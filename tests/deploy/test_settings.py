@@ -34,3 +34,20 @@ def test_a_wrong_argument_is_told_from_a_wrong_file(tmp_path: Path) -> None:
 )
 def test_every_example_config_loads(path: Path) -> None:
     SluiceConfig.load(path)
+
+
+@pytest.mark.parametrize(("value", "poison"), [("1", True), ("0", False), ("", True)])
+def test_i08_the_environment_turns_poison_on_and_off(
+    value: str, poison: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "sluice.yaml"
+    file.write_text("cache: {poison: true, block_size: 8}\n")
+    monkeypatch.setenv("SLUICE_POISON", value)
+    config = load_settings(file, {})
+    assert (config.cache.poison, config.cache.block_size) == (poison, 8)
+
+
+def test_an_unclear_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_POISON", "yes")
+    with pytest.raises(ConfigError, match="SLUICE_POISON='yes'"):
+        load_settings(None, {})
