@@ -1,59 +1,70 @@
-"""Gives blocks to holdings: pinned from the prefix cache, or new, all or none."""
+"""Gives blocks to holdings: pinned from the prefix tree, or new, all or none."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from blockmgr.block_queue import BlockIds
+from blockmgr.free_queue import BlockIds
 from blockmgr.holding import Holding
 from blockmgr.pool import BlockPool
-from blockmgr.prefix_cache import PrefixCache
-from blockmgr.states import BlockState, Hold
+from blockmgr.prefix_tree import PrefixTree
+from blockmgr.states import Hold
 from blockmgr.stats import BlockStats
 from blockmgr.zero_list import ZeroList
-from core.errors import InvalidTransitionError, OutOfBlocksError
-from core.ids import BlockId, OperationId, Owner
+from core.errors import DoubleReleaseError, InvalidTransitionError, OutOfBlocksError
+
+_NO_BLOCKS = np.empty(0, dtype=np.int32)
 
 
 class BlockAllocator:
-    """Keeps pool, prefix cache and zero list in step with each other.
+    """Keeps pool, prefix tree and zero list in step with each other.
 
     A call that raises has changed nothing but the count of allocation failures.
     """
 
     def __init__(
-        self, pool: BlockPool, cache: PrefixCache, zero_list: ZeroList, stats: BlockStats
+        self,
+        pool: BlockPool,
+        tree: PrefixTree,
+        zero_list: ZeroList,
+        stats: BlockStats,
+        *,
+        block_size: int,
     ) -> None:
         self._pool = pool
-        self._cache = cache
+        self._tree = tree
         self._zero_list = zero_list
         self._stats = stats
-        self._last_owner: list[Owner | None] = [None] * pool.num_blocks
-        self._last_operation: list[OperationId | None] = [None] * pool.num_blocks
+        self._block_size = block_size
 
-    def admit(self, holding: Holding, hashes: Sequence[bytes], num_blocks: int) -> None:
+    def admit(self, holding: Holding, num_blocks: int) -> BlockIds:
         """Give a new holding the hit up to its settled tokens, and ``num_blocks`` per group.
+
+        Returns:
+            The blocks of the hit.
 
         Raises:
             OutOfBlocksError: nothing was taken, pinned or reordered.
             InvalidTransitionError: the hit is not usable at this length.
         """
-        pinned = self._place_hit(holding, hashes)
+        pinned = self._place_hit(holding)
         missing = [table.missing(num_blocks) for table in holding.tables]
         self._require(sum(map(len, missing)), pinned=pinned)
-        self._pool.change(pinned, add=(Hold.OWNER,))
-        self._name_owner(pinned, holding.owner)
+        if len(pinned):
+            self._pool.change(pinned, add=(Hold.OWNER,))
         self._fill(holding, missing)
+        self.note_cover(holding)
+        return pinned
 
-    def cost(self, holding: Holding, hashes: Sequence[bytes], num_blocks: int) -> int:
+    def cost(self, holding: Holding, num_blocks: int) -> int:
         """Return how many allocatable blocks ``admit`` would take for a holding to be thrown away.
 
         Raises:
             InvalidTransitionError: the hit is not usable at this length.
         """
-        pinned = self._place_hit(holding, hashes)
+        pinned = self._place_hit(holding)
         num_new = sum(len(table.missing(num_blocks)) for table in holding.tables)
-        return num_new + self._pool.count_in(pinned, BlockState.CACHED)
+        return num_new + int(self._pool.is_cached(pinned).sum())
 
     def grow(self, holding: Holding, num_blocks: int) -> None:
         """Cover ``num_blocks`` blocks in every table of ``holding``.
@@ -61,105 +72,122 @@ class BlockAllocator:
         Raises:
             OutOfBlocksError: nothing was taken.
         """
+        is_next = num_blocks == holding.num_covered_tokens // self._block_size + 1
+        if is_next and self._append_column(holding, num_blocks):
+            return
         missing = [table.missing(num_blocks) for table in holding.tables]
         count = sum(map(len, missing))
         if count:
             self._require(count)
             self._fill(holding, missing)
+            self.note_cover(holding)
 
-    def receive(self, holding: Holding, count: int) -> BlockIds:
-        """Give ``holding`` ``count`` new blocks, already held by an operation that writes them.
+    def _append_column(self, holding: Holding, num_blocks: int) -> bool:
+        """Put one FREE block behind each table; False, without a trace: not that simple."""
+        tables = holding.tables
+        if self._pool.num_free < len(tables):
+            return False
+        if any(len(table) != num_blocks - 1 for table in tables):
+            return False
+        for table in tables:
+            block_id = self._pool.allocate_one()
+            table.append(block_id)
+            self._zero_list.add_one(block_id, holding)
+        self._stats.allocations += len(tables)
+        holding.num_covered_tokens = num_blocks * self._block_size
+        return True
+
+    def receive(self, count: int) -> BlockIds:
+        """Return ``count`` new blocks, owned and already held by an operation that writes them.
 
         Raises:
             OutOfBlocksError: nothing was taken.
         """
         self._require(count)
-        return self._allocate(count, holding, (Hold.OWNER, Hold.OPERATION, Hold.WRITE))
+        return self._allocate(count, Hold.OWNER, Hold.OPERATION, Hold.WRITE)
 
-    def offer(self, holding: Holding, hashes: Sequence[bytes]) -> None:
-        """Make the leading blocks of ``holding`` hit-able under ``hashes``.
+    def offer(self, holding: Holding, num_blocks: int) -> None:
+        """Make the leading ``num_blocks`` of ``holding`` findable: they hold settled tokens.
 
-        They hold settled tokens. The first block of a hash is kept, so that equal content stays
-        where it is shared already.
+        The first block of a prefix is kept, so that equal content stays where it is shared
+        already.
         """
-        first = holding.num_hashed_blocks
-        if len(hashes) <= first:
+        tokens, first = holding.tokens, holding.num_offered_blocks
+        if tokens is None or num_blocks <= first:
             return
-        for group, table in enumerate(holding.tables):
-            block_ids = table.entries[first : len(hashes)].tolist()
-            inserted = [
-                block_id
-                for block_hash, block_id in zip(hashes[first:], block_ids, strict=False)
-                if block_id >= 0 and self._cache.insert(group, block_hash, block_id)
-            ]
-            if inserted:
-                self._pool.change(np.array(inserted, dtype=np.int32), add=(Hold.CACHE,))
-        holding.num_hashed_blocks = len(hashes)
+        holding.prefix_node, taken = self._tree.offer(
+            tokens, holding.tables, holding.prefix_node, first, num_blocks
+        )
+        holding.num_offered_blocks = num_blocks
+        if len(taken) == 1:
+            self._pool.keep_one(taken[0])
+        elif taken:
+            self._pool.keep(np.array(taken, dtype=np.int32))
 
     def forget_all(self) -> None:
-        """Empty the prefix cache; blocks that nothing else holds become FREE."""
-        block_ids = self._cache.block_ids
-        self._cache.forget(block_ids)
-        self._pool.change(block_ids, drop=(Hold.CACHE,))
+        """Empty the prefix tree; blocks that nothing else holds become FREE."""
+        block_ids = self._tree.forget_all()
+        if len(block_ids):
+            self._pool.change(block_ids, drop=(Hold.CACHE,))
 
-    def name_operation(self, block_ids: BlockIds, operation: OperationId) -> None:
-        """Remember ``operation`` as the last one on ``block_ids``."""
-        for block_id in block_ids.tolist():
-            self._last_operation[block_id] = operation
-
-    def describe(self, block_id: BlockId) -> str:
-        """Return what is known of a block, for the report of a stale writer."""
-        generation = self._pool.generations(np.array([block_id], dtype=np.int32))[0]
-        return (
-            f"block={block_id} generation={generation} state={self._pool.state(block_id).name} "
-            f"last_owner={self._last_owner[block_id]} "
-            f"last_operation={self._last_operation[block_id]}"
-        )
-
-    def _place_hit(self, holding: Holding, hashes: Sequence[bytes]) -> BlockIds:
+    def _place_hit(self, holding: Holding) -> BlockIds:
         """Put the hit into the tables of ``holding``, which nobody has seen yet."""
-        try:
-            hit = self._cache.find(hashes, holding.num_hashed_blocks)
-        except (KeyError, IndexError) as error:
+        num_blocks = holding.num_offered_blocks
+        if not num_blocks:
+            return _NO_BLOCKS
+        hit = None if holding.tokens is None else self._tree.find(holding.tokens, num_blocks)
+        if hit is None:
             raise InvalidTransitionError(
-                f"{holding.owner}: no usable hit of {holding.num_hashed_blocks} blocks for these "
-                "hashes; ask count_cached_tokens with exactly the hashes that may be hit"
-            ) from error
-        pinned = [np.empty(0, dtype=np.int32)]
+                f"{holding.owner}: no usable hit of {num_blocks} blocks for these tokens; ask "
+                "count_cached_tokens with max_tokens for what may be hit"
+            )
+        pinned: list[BlockIds] = []
         for table, runs in zip(holding.tables, hit, strict=True):
             for indices, block_ids in runs:
                 table.put(indices, block_ids)
                 pinned.append(block_ids)
             table.skip(holding.num_settled_tokens)
-        return np.concatenate(pinned)
+        return pinned[0] if len(pinned) == 1 else np.concatenate((*pinned, _NO_BLOCKS))
 
-    def _require(self, count: int, *, pinned: BlockIds | None = None) -> None:
+    def _require(self, count: int, *, pinned: BlockIds = _NO_BLOCKS) -> None:
         """Raise unless ``count`` blocks are allocatable beside ``pinned``."""
         available = self._pool.num_allocatable
-        if pinned is not None:
-            available -= self._pool.count_in(pinned, BlockState.CACHED)
+        if len(pinned):
+            available -= int(self._pool.is_cached(pinned).sum())
         if count > available:
             self._stats.allocation_failures += 1
             withheld = self._pool.num_withheld
             raise OutOfBlocksError(requested=count, free=available, withheld=withheld)
 
-    def _fill(self, holding: Holding, missing: Sequence[list[int]]) -> None:
+    def _fill(self, holding: Holding, missing: Sequence[range | list[int]]) -> None:
         """Allocate for the ``missing`` indices of each table at once, so that ids are adjacent."""
-        block_ids = self._allocate(sum(map(len, missing)), holding, (Hold.OWNER,))
+        count = sum(map(len, missing))
+        if not count:
+            return
+        block_ids = self._allocate(count, Hold.OWNER)
         at = 0
         for table, indices in zip(holding.tables, missing, strict=True):
             table.put(indices, block_ids[at : at + len(indices)])
             at += len(indices)
         self._zero_list.add(block_ids, holding)
 
-    def _allocate(self, count: int, holding: Holding, holds: Sequence[Hold]) -> BlockIds:
-        block_ids, evicted = self._pool.allocate(count, holds)
-        self._cache.forget(evicted)
-        self._stats.allocations += len(block_ids)
-        self._stats.evictions += len(evicted)
-        self._name_owner(block_ids, holding.owner)
-        return block_ids
+    def _allocate(self, count: int, *holds: Hold) -> BlockIds:
+        lacking = count - self._pool.num_free
+        if lacking > 0:
+            self._tree.evict(lacking, self._recycle)
+        self._stats.allocations += count
+        return self._pool.allocate(count, *holds)
 
-    def _name_owner(self, block_ids: BlockIds, owner: Owner) -> None:
-        for block_id in block_ids.tolist():
-            self._last_owner[block_id] = owner
+    def _recycle(self, block_ids: BlockIds) -> None:
+        """Take the tree's hold of evicted blocks. One that has none is no reason to lose others."""
+        self._stats.evictions += len(block_ids)
+        self._stats.eviction_batches += 1
+        try:
+            self._pool.change(block_ids, drop=(Hold.CACHE,))
+        except DoubleReleaseError:
+            self._stats.double_releases += 1
+            raise
+
+    def note_cover(self, holding: Holding) -> None:
+        """Bring the covered tokens of ``holding`` in line with its tables."""
+        holding.num_covered_tokens = holding.num_covered_blocks * self._block_size

@@ -4,13 +4,15 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from blockmgr.block_queue import BlockIds
 from blockmgr.block_table import BlockTable
 from blockmgr.fences import PendingOperation
+from blockmgr.free_queue import BlockIds
 from blockmgr.holding import Holding
 from blockmgr.readings import BlockReadings
 from blockmgr.receive_target import ReceiveTarget, require_vacant
 from blockmgr.states import Hold
+from blockmgr.token_run import TokenRun
+from blockmgr.window import next_change
 from core.errors import DoubleReleaseError, InvalidTransitionError
 from core.ids import BlockId, Generation, OperationId, Owner, StepSeq
 
@@ -32,19 +34,26 @@ class BlockManager(BlockReadings):
             always waited for.
         prefix_caching: Whether settled full blocks can be hit.
         zero_on_allocate: Whether ``take_zero_list`` lists new blocks.
-        on_free: Called with blocks that became FREE, so that they can be poisoned.
-        on_allocate: Called with blocks that were FREE and are owned now, so that the poison can
-            be verified. Neither hook sees the FREE blocks of a new pool or an evicted block.
+        observers: Told of every change of a block's state. An evicted block becomes FREE before
+            it is allocated.
+        history: Told who has each block, for ``describe``; None: nobody wants to know.
     """
 
     # Requests
 
     def admit(
-        self, owner: Owner, *, hashes: Sequence[bytes], num_cached_tokens: int, num_tokens: int
+        self, owner: Owner, *, tokens: TokenRun | None, num_cached_tokens: int, num_tokens: int
     ) -> None:
         """Pin a hit of ``num_cached_tokens`` and allocate the rest of ``[0, num_tokens)``.
 
         In a group with a window, what lies behind the window of the hit's end is holes.
+
+        Args:
+            owner: Not held.
+            tokens: What the blocks will hold, as far as it is known; the caller appends to it as
+                more is known. None: nothing is shared.
+            num_cached_tokens: As ``count_cached_tokens`` gave them, or fewer.
+            num_tokens: Positions to cover.
 
         Raises:
             OutOfBlocksError: nothing was taken, pinned or reordered.
@@ -52,25 +61,28 @@ class BlockManager(BlockReadings):
         """
         if owner in self._holdings:
             raise InvalidTransitionError(f"{owner} is admitted already")
-        holding = self._new_holding(owner, num_cached_tokens)
-        self._allocator.admit(holding, hashes, self._layout.num_blocks_for(num_tokens))
+        holding = self._new_holding(owner, tokens, num_cached_tokens)
+        pinned = self._allocator.admit(holding, self._layout.num_blocks_for(num_tokens))
         self._holdings[owner] = holding
-        self.stats.query_tokens += len(hashes) * self._layout.block_size
+        self._note_next_change(holding)
+        self.stats.query_tokens += 0 if tokens is None else tokens.num_blocks * tokens.block_size
         self.stats.hit_tokens += num_cached_tokens
+        if self._history is not None:
+            self._history.owned(np.concatenate((pinned, holding.release_order)), owner)
 
     def admission_cost(
-        self, owner: Owner, *, hashes: Sequence[bytes], num_cached_tokens: int, num_tokens: int
+        self, owner: Owner, *, tokens: TokenRun | None, num_cached_tokens: int, num_tokens: int
     ) -> int:
         """Return how many allocatable blocks ``admit`` would take with these arguments.
 
-        New blocks, and blocks of the hit that only the cache holds; a block that another owner
+        New blocks, and blocks of the hit that only the tree holds; a block that another owner
         holds costs nothing. Changes nothing.
 
         Raises:
             InvalidTransitionError: the hit is not usable at this length.
         """
-        holding = self._new_holding(owner, num_cached_tokens)
-        return self._allocator.cost(holding, hashes, self._layout.num_blocks_for(num_tokens))
+        holding = self._new_holding(owner, tokens, num_cached_tokens)
+        return self._allocator.cost(holding, self._layout.num_blocks_for(num_tokens))
 
     def grow(self, owner: Owner, num_tokens: int) -> None:
         """Cover the positions ``[0, num_tokens)`` of ``owner``.
@@ -81,20 +93,28 @@ class BlockManager(BlockReadings):
             OutOfBlocksError: nothing was taken.
             InvalidTransitionError: ``owner`` is not held, or is a lease.
         """
-        self._allocator.grow(self._active(owner), self._layout.num_blocks_for(num_tokens))
+        holding = self._active(owner)
+        if num_tokens > holding.num_covered_tokens:
+            self._allocator.grow(holding, self._layout.num_blocks_for(num_tokens))
+            if self._history is not None:
+                self._history.owned(holding.release_order, owner)
 
-    def settle(self, owner: Owner, num_tokens: int, hashes: Sequence[bytes]) -> None:
+    def settle(self, owner: Owner, num_tokens: int) -> None:
         """The first ``num_tokens`` tokens of ``owner`` have settled: their steps are complete.
 
-        Full blocks among them that have a hash become hit-able, unless another block is already,
-        and what fell behind a window is released. Fewer tokens than before change nothing.
+        Full blocks among them whose tokens are known can be hit from now on, unless another block
+        of the same prefix can already, and what fell behind a window is released. Fewer tokens
+        than before change nothing.
 
         Raises:
             InvalidTransitionError: not held or not covered, or an operation may still write one of
                 these tokens' blocks.
         """
         holding = self._held(owner)
-        if num_tokens > holding.num_covered_blocks * self._layout.block_size:
+        if num_tokens < holding.num_tokens_of_next_change:
+            holding.num_settled_tokens = max(holding.num_settled_tokens, num_tokens)
+            return
+        if num_tokens > holding.num_covered_tokens:
             raise InvalidTransitionError(f"{owner} settles {num_tokens} tokens without blocks")
         if num_tokens < holding.num_settled_tokens:
             return
@@ -102,12 +122,12 @@ class BlockManager(BlockReadings):
             self._require_landed(holding, num_tokens)
         holding.num_settled_tokens = num_tokens
         if self._prefix_caching and holding.cache_epoch == self._cache_epoch:
-            self._allocator.offer(holding, hashes[: num_tokens // self._layout.block_size])
-        for table in holding.tables:
-            pruned = table.prune(num_tokens)
-            if len(pruned):
-                self.stats.pruned_blocks += len(pruned)
-                self._let_go(holding, pruned[::-1])
+            num_full = num_tokens // self._layout.block_size
+            known = 0 if holding.tokens is None else holding.tokens.num_blocks
+            self._allocator.offer(holding, min(num_full, known))
+        if self._has_windows:
+            self._prune(holding)
+        self._note_next_change(holding)
 
     def release(self, owner: Owner) -> None:
         """``owner`` is gone at once; its blocks become allocatable when nothing touches them.
@@ -206,7 +226,9 @@ class BlockManager(BlockReadings):
         holding = self._active(owner)
         self._require_new(operation)
         require_vacant(holding, targets)
-        block_ids = self._allocator.receive(holding, sum(target.count for target in targets))
+        block_ids = self._allocator.receive(sum(target.count for target in targets))
+        if self._history is not None:
+            self._history.owned(block_ids, owner)
         generations = self._begin(holding, block_ids, operation, writes=True)
         pairs = list(zip(map(BlockId, block_ids.tolist()), generations, strict=True))
         placed: list[list[tuple[BlockId, Generation]]] = []
@@ -216,6 +238,7 @@ class BlockManager(BlockReadings):
             holding.tables[target.group].put(target.indices, block_ids[part])
             placed.append(pairs[part])
             at += target.count
+        self._allocator.note_cover(holding)
         return placed
 
     def begin_operation(
@@ -280,7 +303,9 @@ class BlockManager(BlockReadings):
 
     # Parts of the above
 
-    def _new_holding(self, owner: Owner, num_cached_tokens: int) -> Holding:
+    def _new_holding(
+        self, owner: Owner, tokens: TokenRun | None, num_cached_tokens: int
+    ) -> Holding:
         num_hit_blocks, rest = divmod(num_cached_tokens, self._layout.block_size)
         if rest:
             raise InvalidTransitionError(
@@ -288,7 +313,9 @@ class BlockManager(BlockReadings):
                 f"{self._layout.block_size}"
             )
         tables = [BlockTable(group, self._layout.block_size) for group in self._layout.groups]
-        return Holding(owner, tuple(tables), self._cache_epoch, num_cached_tokens, num_hit_blocks)
+        return Holding(
+            owner, tuple(tables), tokens, self._cache_epoch, num_cached_tokens, num_hit_blocks
+        )
 
     def _active(self, owner: Owner) -> Holding:
         holding = self._held(owner)
@@ -306,6 +333,19 @@ class BlockManager(BlockReadings):
             self.stats.deferred_releases += 1
         else:
             self._pool.change(block_ids, drop=(kind,))
+
+    def _prune(self, holding: Holding) -> None:
+        for table in holding.tables:
+            pruned = table.prune(holding.num_settled_tokens)
+            if len(pruned):
+                self.stats.pruned_blocks += len(pruned)
+                self._let_go(holding, pruned[::-1])
+
+    def _note_next_change(self, holding: Holding) -> None:
+        settled = holding.num_settled_tokens
+        holding.num_tokens_of_next_change = min(
+            next_change(self._layout, settled), holding.num_covered_tokens + 1
+        )
 
     def _require_landed(self, holding: Holding, num_tokens: int) -> None:
         """Raise if an operation may still write a block of the newly settled tokens."""
@@ -327,7 +367,10 @@ class BlockManager(BlockReadings):
         generations = tuple(map(Generation, self._pool.generations(block_ids).tolist()))
         pending = PendingOperation(holding, block_ids, generations, writes=writes)
         self._operations.begin(operation, pending)
-        self._allocator.name_operation(block_ids, operation)
+        if writes:
+            holding.num_tokens_of_next_change = 0  # settling looks at what has landed
+        if self._history is not None:
+            self._history.touched(block_ids, operation)
         return generations
 
 

@@ -1,10 +1,11 @@
 """Where one owner's tokens live in one KV group."""
 
+from array import array
 from typing import Final
 
 import numpy as np
 
-from blockmgr.block_queue import BlockIds
+from blockmgr.free_queue import BlockIds
 from blockmgr.window import first_live_block, num_sink_blocks
 from core.kv_layout import KVGroup
 
@@ -38,7 +39,14 @@ class BlockTable:
     @property
     def held(self) -> BlockIds:
         """The block ids without holes, in order of position."""
-        return self.entries[self.entries != HOLE]
+        entries = self.entries
+        return entries if self._num_held == self._length else entries[entries != HOLE]
+
+    def column(self, indices: range) -> "array[int]":
+        """Return ids and holes at ``indices``, all of them covered."""
+        if len(indices) == 1:
+            return array("i", (int(self._entries[indices.start]),))
+        return array("i", self._entries[indices.start : indices.stop].tobytes())
 
     def held_in(self, indices: slice) -> BlockIds:
         """The block ids at ``indices``, without holes."""
@@ -52,14 +60,14 @@ class BlockTable:
             return self._length
         return int(np.argmax(self.entries == HOLE))
 
-    def missing(self, num_blocks: int) -> list[int]:
+    def missing(self, num_blocks: int) -> range | list[int]:
         """Absolute indices to fill so that the first ``num_blocks`` are covered.
 
         Holes of a group with a window stay holes: what was skipped lies behind the window.
         """
         added = range(self._length, num_blocks)
         if self.group.window is not None or self._num_held == self._length:
-            return list(added)
+            return added
         return [*np.flatnonzero(self.entries[:num_blocks] == HOLE).tolist(), *added]
 
     def has_any(self, indices: range) -> bool:
@@ -76,8 +84,17 @@ class BlockTable:
         if not len(indices):
             return
         self._reserve(indices[-1] + 1)
-        self._entries[np.asarray(indices)] = block_ids
+        if isinstance(indices, range):
+            self._entries[indices.start : indices.stop] = block_ids
+        else:
+            self._entries[np.asarray(indices)] = block_ids
         self._num_held += len(indices)
+
+    def append(self, block_id: int) -> None:
+        """Put one block behind the end."""
+        self._reserve(self._length + 1)
+        self._entries[self._length - 1] = block_id
+        self._num_held += 1
 
     def skip(self, num_settled_tokens: int) -> None:
         """Cover ``num_settled_tokens`` in a table that holds just what the window needs of them."""

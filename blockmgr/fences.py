@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from blockmgr.block_queue import BlockIds
+from blockmgr.free_queue import BlockIds
 from blockmgr.holding import Holding
 from core.errors import DoubleReleaseError, InvalidTransitionError
 from core.ids import Generation, OperationId, StepSeq

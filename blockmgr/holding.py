@@ -4,8 +4,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from blockmgr.block_queue import BlockIds
 from blockmgr.block_table import BlockTable
+from blockmgr.free_queue import BlockIds
+from blockmgr.prefix_node import PrefixNode
+from blockmgr.token_run import TokenRun
 from core.ids import Owner, StepSeq
 
 
@@ -19,11 +21,19 @@ class Holding:
 
     owner: Owner
     tables: tuple[BlockTable, ...]
+    tokens: TokenRun | None
+    """Under which its settled blocks can be found; None: they cannot."""
     cache_epoch: int
-    """The prefix cache's at admission: what was computed before a reset is never shared after."""
+    """The prefix tree's at admission: what was computed before a reset is never shared after."""
     num_settled_tokens: int
-    num_hashed_blocks: int
-    """Leading blocks that have been offered to the prefix cache."""
+    num_offered_blocks: int
+    """Leading blocks that have been offered to the prefix tree."""
+    prefix_node: PrefixNode | None = None
+    """Where the last offer ended."""
+    num_covered_tokens: int = 0
+    """Tokens from the first on that have room in every group."""
+    num_tokens_of_next_change: int = 0
+    """Settling fewer tokens than these neither fills a block nor moves a window."""
     is_lease: bool = False
     num_writes: int = 0
     """Pending operations that write its blocks."""
@@ -41,4 +51,6 @@ class Holding:
 
         A prefix is worth more than what follows it, and useless blocks should be reused first.
         """
+        if len(self.tables) == 1:
+            return self.tables[0].held[::-1]
         return np.concatenate([table.held[::-1] for table in self.tables])

@@ -5,31 +5,31 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from blockmgr.block_queue import BlockIds
 from blockmgr.fences import PendingOperation
+from blockmgr.free_queue import BlockIds
 from blockmgr.holding import Holding
-from blockmgr.states import Hold
+from blockmgr.states import UNIT_OF_HOLD, Hold
 
 
-def count_expected_holds(
+def expected_words(
     num_blocks: int,
     *,
     holdings: Sequence[Holding],
     deferred: Sequence[BlockIds],
     pending: Sequence[PendingOperation],
     cached: BlockIds,
-) -> NDArray[np.int32]:
-    """Return the holds [hold, block] that these holders amount to."""
-    expected = np.zeros((len(Hold), num_blocks), dtype=np.int32)
+) -> NDArray[np.int64]:
+    """Return the packed holds [block] that these holders amount to."""
+    expected = np.zeros(num_blocks, dtype=np.int64)
     for holding in holdings:
         kind = Hold.LEASE if holding.is_lease else Hold.OWNER
         block_ids = holding.release_order
         assert len(np.unique(block_ids)) == len(block_ids), f"{holding.owner} has a block twice"
-        expected[kind, block_ids] += 1
+        expected[block_ids] += UNIT_OF_HOLD[kind]
     for block_ids in deferred:
-        expected[Hold.STEP, block_ids] += 1
+        expected[block_ids] += UNIT_OF_HOLD[Hold.STEP]
     for operation in pending:
-        expected[Hold.OPERATION, operation.block_ids] += 1
-        expected[Hold.WRITE, operation.block_ids] += operation.writes
-    expected[Hold.CACHE, cached] = 1
+        expected[operation.block_ids] += UNIT_OF_HOLD[Hold.OPERATION]
+        expected[operation.block_ids] += UNIT_OF_HOLD[Hold.WRITE] * operation.writes
+    expected[cached] += UNIT_OF_HOLD[Hold.CACHE]
     return expected

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockmgr.block_history import BlockHistory
-from blockmgr.block_queue import BlockIds
+from blockmgr.free_queue import BlockIds
 from blockmgr.states import BlockState
 from core.errors import MemoryCorruptionError
 from core.ids import BlockId

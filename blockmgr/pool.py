@@ -1,98 +1,155 @@
 """The blocks of one worker: what holds each of them, its state and its generation."""
 
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockmgr.block_queue import BlockIds, BlockQueue
-from blockmgr.states import STATE_OF_HOLDS, BlockState, Hold
-from core.errors import DoubleReleaseError
+from blockmgr.free_queue import BlockIds, FreeQueue
+from blockmgr.states import (
+    MASK_OF_HOLD,
+    SHIFT_OF_HOLD,
+    UNIT_OF_HOLD,
+    BlockState,
+    Hold,
+    state_of_word,
+    states_of,
+)
+from core.errors import DoubleReleaseError, InternalError
 from core.ids import BlockId
 
-BlockHook = Callable[[Sequence[BlockId]], None]
-_BITS = (1 << np.arange(len(Hold))).astype(np.int64)
+_CACHED_WORD = UNIT_OF_HOLD[Hold.CACHE]
+_OWNED_WORD = UNIT_OF_HOLD[Hold.OWNER]
+
+
+class BlockObserver(Protocol):
+    """Told of every change of state: one call per pair of states of a batch."""
+
+    def moved(self, block_ids: BlockIds, old: BlockState, new: BlockState) -> None:
+        """``block_ids`` went from ``old`` to ``new``; the pool's books are consistent."""
+        ...
+
+
+class CachedListener(Protocol):
+    """Told, before any observer, which blocks can be evicted."""
+
+    def became_cached(self, block_ids: BlockIds) -> None:
+        """``block_ids`` are CACHED as of now."""
+        ...
+
+    def left_cached(self, block_ids: BlockIds) -> None:
+        """``block_ids`` are not CACHED any more."""
+        ...
 
 
 class BlockPool:
     """Counts what holds each block, and hands out blocks that nothing holds.
 
     Every change is a batch over distinct blocks, and a block moves straight to the state that the
-    holds after the change give it, in the order of the batch.
+    holds after the change give it, in the order of the batch. The work is proportional to the
+    blocks named; a single block costs no array operation.
 
     Invariants (``check_invariants``):
-        * each block's state is that of its holds, and the counts are those of the states;
-        * no hold is negative;
-        * exactly the FREE blocks are in the free queue, exactly the CACHED in the cached queue.
+        * no hold is negative, and the counts are those of the states that the holds give;
+        * exactly the FREE blocks are in the free queue.
     """
 
-    def __init__(
-        self,
-        num_blocks: int,
-        *,
-        on_free: BlockHook | None = None,
-        on_allocate: BlockHook | None = None,
-    ) -> None:
+    def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._holds = np.zeros((len(Hold), num_blocks), dtype=np.int32)
-        self._states = np.full(num_blocks, BlockState.FREE.value, dtype=np.int8)
-        self._counts = np.zeros(len(BlockState), dtype=np.int64)
+        self.observers: Sequence[BlockObserver] = ()
+        self.cached_listener: CachedListener | None = None
+        # Each array has two faces: Python's for single blocks, numpy's for batches.
+        self._word_of = array("q", bytes(8 * num_blocks))
+        self._words = np.frombuffer(self._word_of, dtype=np.int64)
+        self._generation_of = array("q", bytes(8 * num_blocks))
+        self._generations = np.frombuffer(self._generation_of, dtype=np.int64)
+        self._counts = [0] * len(BlockState)
         self._counts[BlockState.FREE.value] = num_blocks
-        self._generations = np.zeros(num_blocks, dtype=np.int64)
-        self._free = BlockQueue(num_blocks)
-        self._free.append(np.arange(num_blocks, dtype=np.int32))
-        self._cached = BlockQueue(num_blocks)
-        self._on_free = on_free
-        self._on_allocate = on_allocate
+        self._free = FreeQueue(num_blocks)
+
+    # Questions
 
     def count(self, state: BlockState) -> int:
         """Blocks in ``state``."""
-        return int(self._counts[state.value])
+        return self._counts[state.value]
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that ``allocate`` can hand out now."""
+        return len(self._free)
 
     @property
     def num_allocatable(self) -> int:
-        """Blocks that ``allocate`` can hand out now."""
-        return len(self._free) + len(self._cached)
+        """Blocks that are FREE, or CACHED and so evictable."""
+        return len(self._free) + self._counts[BlockState.CACHED.value]
 
     @property
     def num_withheld(self) -> int:
         """Blocks that nobody owns and something may still touch."""
-        return self.count(BlockState.FENCED) + self.count(BlockState.QUARANTINED)
-
-    def count_in(self, block_ids: BlockIds, state: BlockState) -> int:
-        """How many of ``block_ids`` are in ``state``."""
-        return int(np.count_nonzero(self._states[block_ids] == state.value))
-
-    def holds(self, hold: Hold, block_ids: BlockIds) -> NDArray[np.int32]:
-        """Return how many of ``hold`` each of ``block_ids`` has."""
-        return self._holds[hold, block_ids]
+        return self._counts[BlockState.FENCED.value] + self._counts[BlockState.QUARANTINED.value]
 
     def state(self, block_id: BlockId) -> BlockState:
         """Return the state of one block."""
-        return BlockState(int(self._states[block_id]))
+        return state_of_word(self._word_of[block_id])
+
+    def holds(self, hold: Hold, block_ids: BlockIds) -> NDArray[np.int64]:
+        """Return how many of ``hold`` each of ``block_ids`` has."""
+        return (self._words[block_ids] & MASK_OF_HOLD[hold]) >> SHIFT_OF_HOLD[hold]
+
+    def is_cached(self, block_ids: BlockIds) -> NDArray[np.bool_]:
+        """Return, for each of ``block_ids``, whether it is CACHED."""
+        return self._words[block_ids] == _CACHED_WORD
+
+    def is_one_cached(self, block_id: int) -> bool:
+        """Whether this block is CACHED."""
+        return self._word_of[block_id] == _CACHED_WORD
+
+    def cached(self) -> BlockIds:
+        """Return all CACHED blocks; the work is proportional to the pool."""
+        return np.flatnonzero(self._words == _CACHED_WORD).astype(np.int32)
 
     def generations(self, block_ids: BlockIds) -> NDArray[np.int64]:
         """Return how often each of ``block_ids`` has been allocated."""
         return self._generations[block_ids]
 
-    def allocate(self, count: int, holds: Sequence[Hold]) -> tuple[BlockIds, BlockIds]:
-        """Give ``count`` (at most ``num_allocatable``) blocks a new generation and ``holds``.
+    # Changes
 
-        FREE blocks go first, then CACHED ones, the least recently let go of each.
+    def allocate(self, count: int, *holds: Hold) -> BlockIds:
+        """Give the ``count`` (at most ``num_free``) blocks that are free longest ``holds``.
+
+        Each gets a new generation.
 
         Returns:
-            The blocks in ascending order, because adjacent ones travel as one descriptor; and
-            those among them that were CACHED, which the prefix cache must forget.
+            The blocks in ascending order, because adjacent ones travel as one descriptor.
         """
-        free = self._free.first(min(count, len(self._free)))
-        evicted = self._cached.first(count - len(free))
-        block_ids = np.sort(np.concatenate((free, evicted)))
+        word = sum(UNIT_OF_HOLD[hold] for hold in holds)
+        block_ids = np.sort(self._free.take(count))
+        self._words[block_ids] = word
         self._generations[block_ids] += 1
-        self._holds[Hold.CACHE, evicted] = 0
-        self.change(block_ids, add=holds)
-        if self._on_allocate is not None and len(free):
-            self._on_allocate(_as_ids(free))
-        return block_ids, evicted
+        self._moved(block_ids, BlockState.FREE, state_of_word(word))
+        return block_ids
+
+    def allocate_one(self) -> int:
+        """Give the block that is free longest an owner; ``num_free`` is not 0."""
+        block_id = self._free.take_one()
+        self._word_of[block_id] = _OWNED_WORD
+        self._generation_of[block_id] += 1
+        counts = self._counts
+        counts[BlockState.FREE.value] -= 1
+        counts[BlockState.ACTIVE.value] += 1
+        if self.observers:
+            self._tell(np.array([block_id], dtype=np.int32), BlockState.FREE, BlockState.ACTIVE)
+        return block_id
+
+    def keep(self, block_ids: BlockIds) -> None:
+        """Give owned blocks that the prefix tree did not know its hold: no state changes."""
+        self._words[block_ids] |= _CACHED_WORD
+
+    def keep_one(self, block_id: int) -> None:
+        """Do the same for a single block."""
+        self._word_of[block_id] |= _CACHED_WORD
 
     def change(
         self, block_ids: BlockIds, *, add: Sequence[Hold] = (), drop: Sequence[Hold] = ()
@@ -100,50 +157,75 @@ class BlockPool:
         """Add one of each hold in ``add`` to every block, and drop one of each in ``drop``.
 
         Raises:
-            DoubleReleaseError: a block does not have a hold to drop. Nothing was changed.
+            DoubleReleaseError: some blocks, all named, do not have a hold to drop. They were left
+                alone; all others were changed.
+            InternalError: a counter is full. Nothing was changed.
         """
-        for hold in drop:
-            absent = block_ids[self._holds[hold, block_ids] < 1]
-            if len(absent):
-                raise DoubleReleaseError(f"blocks {absent.tolist()} have no {hold.name} to drop")
-        for hold in drop:
-            self._holds[hold, block_ids] -= 1
+        words = self._words[block_ids]
+        has_holds = self._has(words, drop)
+        if not has_holds.all():
+            absent = block_ids[~has_holds].tolist()
+            self.change(block_ids[has_holds], add=add, drop=drop)
+            names = "+".join(hold.name for hold in drop)
+            raise DoubleReleaseError(f"blocks {absent} have no {names} to drop")
         for hold in add:
-            self._holds[hold, block_ids] += 1
-        self._move(block_ids)
+            if ((words & MASK_OF_HOLD[hold]) == MASK_OF_HOLD[hold]).any():
+                raise InternalError(f"a block's {hold.name} count is full")
+        delta = sum(UNIT_OF_HOLD[hold] for hold in add) - sum(UNIT_OF_HOLD[hold] for hold in drop)
+        self._words[block_ids] = words + delta
+        for old, new, moved in _by_transition(block_ids, words, delta):
+            if new is BlockState.FREE:
+                self._free.append(moved)
+            self._moved(moved, old, new)
 
-    def _move(self, block_ids: BlockIds) -> None:
-        """Bring states, counts and queues in line with the holds of ``block_ids``."""
-        new = STATE_OF_HOLDS[_BITS @ (self._holds[:, block_ids] > 0)]
-        changed = np.flatnonzero(new != self._states[block_ids])
-        if not len(changed):
-            return
-        block_ids, new = block_ids[changed], new[changed]
-        old = self._states[block_ids]
-        self._states[block_ids] = new
-        self._counts += np.bincount(new, minlength=len(BlockState))
-        self._counts -= np.bincount(old, minlength=len(BlockState))
-        for state, queue in ((BlockState.FREE, self._free), (BlockState.CACHED, self._cached)):
-            queue.remove(block_ids[old == state.value])
-            queue.append(block_ids[new == state.value])
-        freed = block_ids[new == BlockState.FREE.value]
-        if self._on_free is not None and len(freed):
-            self._on_free(_as_ids(freed))
+    def _has(self, words: NDArray[np.int64], holds: Sequence[Hold]) -> NDArray[np.bool_]:
+        has = np.ones(len(words), dtype=np.bool_)
+        for hold in holds:
+            has &= (words & MASK_OF_HOLD[hold]) != 0
+        return has
 
-    def check_invariants(self, expected_holds: NDArray[np.int32]) -> None:
-        """Assert the invariants above, and that the holds are ``expected_holds`` [hold, block]."""
-        assert (self._holds >= 0).all(), "a hold is negative"
+    def _moved(self, block_ids: BlockIds, old: BlockState, new: BlockState) -> None:
+        self._counts[old.value] -= len(block_ids)
+        self._counts[new.value] += len(block_ids)
+        if self.cached_listener is not None:
+            if new is BlockState.CACHED:
+                self.cached_listener.became_cached(block_ids)
+            elif old is BlockState.CACHED:
+                self.cached_listener.left_cached(block_ids)
+        if self.observers:
+            self._tell(block_ids, old, new)
+
+    def _tell(self, block_ids: BlockIds, old: BlockState, new: BlockState) -> None:
+        for observer in self.observers:
+            observer.moved(block_ids, old, new)
+
+    def check_invariants(self, expected_words: NDArray[np.int64]) -> None:
+        """Assert the invariants above, and that the packed holds are ``expected_words``."""
         for hold in Hold:
-            wrong = np.flatnonzero(self._holds[hold] != expected_holds[hold])
+            wrong = np.flatnonzero((self._words ^ expected_words) & MASK_OF_HOLD[hold])
             assert not len(wrong), f"blocks {wrong.tolist()} have wrong {hold.name} counts"
-        states = STATE_OF_HOLDS[_BITS @ (self._holds > 0)]
-        assert (states == self._states).all(), "a state contradicts the holds"
-        assert (np.bincount(states, minlength=len(BlockState)) == self._counts).all()
-        all_ids = np.arange(self.num_blocks, dtype=np.int32)
-        for state, queue in ((BlockState.FREE, self._free), (BlockState.CACHED, self._cached)):
-            queue.check_invariants()
-            assert (queue.contains(all_ids) == (states == state.value)).all(), state
+        states = states_of(self._words)
+        assert np.bincount(states, minlength=len(BlockState)).tolist() == self._counts
+        self._free.check_invariants()
+        free = np.flatnonzero(states == BlockState.FREE.value)
+        assert np.array_equal(np.sort(self._free.block_ids), free), "FREE blocks are not queued"
 
 
-def _as_ids(block_ids: BlockIds) -> list[BlockId]:
-    return [BlockId(block_id) for block_id in block_ids.tolist()]
+def _by_transition(
+    block_ids: BlockIds, words: NDArray[np.int64], delta: int
+) -> Iterator[tuple[BlockState, BlockState, BlockIds]]:
+    """Split blocks whose holds were ``words`` by old and new state; drop those that stay."""
+    if not len(words):
+        return
+    first = int(words[0])
+    if (words == first).all():
+        old, new = state_of_word(first), state_of_word(first + delta)
+        if old is not new:
+            yield old, new, block_ids
+        return
+    before, after = states_of(words), states_of(words + delta)
+    pairs = before * len(BlockState) + after
+    for pair in np.unique(pairs).tolist():
+        old, new = divmod(pair, len(BlockState))
+        if old != new:
+            yield BlockState(old), BlockState(new), block_ids[pairs == pair]

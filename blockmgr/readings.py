@@ -9,12 +9,14 @@ from numpy.typing import NDArray
 from blockmgr.allocator import BlockAllocator
 from blockmgr.block_table import HOLE
 from blockmgr.fences import OperationLedger, StepLedger
+from blockmgr.history import BlockHistory
 from blockmgr.holding import Holding
-from blockmgr.invariants import count_expected_holds
-from blockmgr.pool import BlockHook, BlockPool
-from blockmgr.prefix_cache import PrefixCache
+from blockmgr.invariants import expected_words
+from blockmgr.pool import BlockObserver, BlockPool
+from blockmgr.prefix_tree import PrefixTree
 from blockmgr.states import BlockState, Hold
 from blockmgr.stats import BlockStats
+from blockmgr.token_run import TokenRun
 from blockmgr.zero_list import ZeroList
 from core.errors import InvalidTransitionError
 from core.ids import BlockId, Generation, OperationId, Owner
@@ -42,17 +44,23 @@ class BlockReadings:
         fences: bool,
         prefix_caching: bool,
         zero_on_allocate: bool = False,
-        on_free: BlockHook | None = None,
-        on_allocate: BlockHook | None = None,
+        observers: Sequence[BlockObserver] = (),
+        history: BlockHistory | None = None,
     ) -> None:
         self.stats = BlockStats()
         self._layout = layout
         self._fences = fences
         self._prefix_caching = prefix_caching
-        self._pool = BlockPool(num_blocks, on_free=on_free, on_allocate=on_allocate)
-        self._cache = PrefixCache(layout.groups, layout.block_size)
+        self._has_windows = any(group.window is not None for group in layout.groups)
+        self._pool = BlockPool(num_blocks)
+        self._tree = PrefixTree(layout.groups, layout.block_size, self._pool)
+        self._pool.cached_listener = self._tree
+        self._pool.observers = observers
+        self._history = history
         self._zero_list = ZeroList(enabled=zero_on_allocate)
-        self._allocator = BlockAllocator(self._pool, self._cache, self._zero_list, self.stats)
+        self._allocator = BlockAllocator(
+            self._pool, self._tree, self._zero_list, self.stats, block_size=layout.block_size
+        )
         self._steps = StepLedger()
         self._operations = OperationLedger()
         self._holdings: dict[Owner, Holding] = {}
@@ -60,13 +68,19 @@ class BlockReadings:
 
     # Owners
 
-    def count_cached_tokens(self, hashes: Sequence[bytes]) -> int:
-        """Return the longest usable hit for ``hashes``, a multiple of the block size.
+    def count_cached_tokens(self, tokens: TokenRun, max_tokens: int | None = None) -> int:
+        """Return the longest usable hit for ``tokens``, a multiple of the block size.
 
-        Changes nothing. A window group may lack a block for a shorter hit that it has for a
-        longer one, so a caller that wants at most n blocks asks with ``hashes[:n]``.
+        Changes nothing.
+
+        Args:
+            tokens: Of the request.
+            max_tokens: Of the hit; a window group may lack a block for a shorter hit that it has
+                for a longer one, so a longer one must not be cut.
         """
-        return self._cache.count_usable_blocks(hashes) * self._layout.block_size
+        size = self._layout.block_size
+        most = tokens.num_blocks if max_tokens is None else max_tokens // size
+        return self._tree.count_usable_blocks(tokens, most) * size
 
     def holds(self, owner: Owner) -> bool:
         """Whether ``owner`` was admitted and not released."""
@@ -83,7 +97,7 @@ class BlockReadings:
 
     def num_tokens_covered(self, owner: Owner) -> int:
         """Tokens of ``owner`` from the first on that have room in every group."""
-        return self._held(owner).num_covered_blocks * self._layout.block_size
+        return self._held(owner).num_covered_tokens
 
     def is_in_flight(self, owner: Owner) -> bool:
         """Whether a dispatched step may touch the blocks of ``owner``."""
@@ -173,28 +187,32 @@ class BlockReadings:
         return list(zip(ids, pending.generations, strict=True))
 
     def describe(self, block_id: BlockId) -> str:
-        """Return block, generation, state, last owner and last operation, for a report."""
-        return self._allocator.describe(block_id)
+        """Return what is known of a block, for the report of a stale writer."""
+        known = f"block={block_id} generation={self.generation(block_id)}"
+        known += f" state={self.state(block_id).name}"
+        return known if self._history is None else f"{known} {self._history.describe(block_id)}"
 
     def check_invariants(self) -> None:
         """Assert that every part is consistent and that holds are exactly what holders hold.
 
         The work is proportional to the pool: for tests and for an idle worker.
         """
-        self._cache.check_invariants()
+        self._tree.check_invariants()
         self._steps.check_invariants()
         for holding in self._holdings.values():
             for table in holding.tables:
                 table.check_invariants()
+            covered = holding.num_covered_blocks * self._layout.block_size
+            assert covered == holding.num_covered_tokens, f"{holding.owner} covers {covered}"
         deferred = self._steps.deferred()
         pending = [operation for _, operation in self._operations.items()]
         self._pool.check_invariants(
-            count_expected_holds(
+            expected_words(
                 self._pool.num_blocks,
                 holdings=list(self._holdings.values()),
                 deferred=deferred,
                 pending=pending,
-                cached=self._cache.block_ids,
+                cached=self._tree.block_ids,
             )
         )
         for operation in pending:

@@ -7,7 +7,7 @@
      │                   │ └─ last owner lets go:
      │                   │      a step in flight may touch it ───────> FENCED
      │                   │      else an operation may touch it ──────> QUARANTINED
-     │                   │      else its content is in the prefix cache ─> CACHED
+     │                   │      else its content is in the prefix tree ─> CACHED
      │                   │      else ────────────────────────────────> FREE
      │                   └──prefix hit── CACHED, FENCED, QUARANTINED
      └──evicted, reset── CACHED
@@ -16,6 +16,12 @@
 
 A state is never set: it follows from what holds the block (``Hold``), so that no order of events
 can leave a block in a state that contradicts what may still touch it.
+
+The holds of a block are counters packed into one 64-bit word, so that adding one to a thousand
+blocks is one addition:
+
+    bit 63  62         47 46    33 32   21 20        9 8     1 0
+       0  | OWNER        | LEASE  | STEP  | OPERATION | WRITE | CACHE
 """
 
 from collections.abc import Collection
@@ -31,35 +37,61 @@ class BlockState(Enum):
 
     FREE = 0
     """Nobody owns it, nothing may touch it, its content is worth nothing."""
-    ACTIVE = 1
-    """A live request owns it."""
-    RECEIVING = 2
-    """Owned, and an operation may write it."""
-    CACHED = 3
+    CACHED = 1
     """Nobody owns it; a prefix can hit it, and allocation can evict it."""
-    FENCED = 4
-    """Nobody owns it, and a dispatched step may touch it."""
-    QUARANTINED = 5
+    QUARANTINED = 2
     """Nobody owns it, no step may touch it, and a NIC or copy operation may."""
-    LEASED = 6
+    FENCED = 3
+    """Nobody owns it, and a dispatched step may touch it."""
+    LEASED = 4
     """Promised to a reader, and no live request owns it."""
+    ACTIVE = 5
+    """A live request owns it."""
+    RECEIVING = 6
+    """Owned, and an operation may write it."""
 
 
 class Hold(IntEnum):
-    """What keeps a block from being FREE; each is counted per block. The values index arrays."""
+    """What keeps a block from being FREE; each is counted per block. The least urgent first."""
 
-    OWNER = 0
-    """Live requests that have it in a block table."""
-    LEASE = 1
-    """Leased requests that have it in a block table."""
-    STEP = 2
-    """Deferred releases that wait for a step."""
-    OPERATION = 3
-    """NIC and copy operations that are not terminal, those of WRITE included."""
-    WRITE = 4
+    CACHE = 0
+    """1 while the prefix tree knows its content."""
+    WRITE = 1
     """Operations that may write it."""
-    CACHE = 5
-    """1 while the prefix cache knows its content."""
+    OPERATION = 2
+    """NIC and copy operations that are not terminal, those of WRITE included."""
+    STEP = 3
+    """Deferred releases that wait for a step."""
+    LEASE = 4
+    """Leased requests that have it in a block table."""
+    OWNER = 5
+    """Live requests that have it in a block table."""
+
+
+SHIFT_OF_HOLD: Final = (0, 1, 9, 21, 33, 47)
+_WIDTH_OF_HOLD: Final = (1, 8, 12, 12, 14, 16)
+UNIT_OF_HOLD: Final = tuple(1 << shift for shift in SHIFT_OF_HOLD)
+"""One of each hold, by its value."""
+MASK_OF_HOLD: Final = tuple(
+    ((1 << width) - 1) << shift for shift, width in zip(SHIFT_OF_HOLD, _WIDTH_OF_HOLD, strict=True)
+)
+"""The bits of each hold, by its value; all set means that the counter is full."""
+
+_LEAST_WORDS: Final = np.array([UNIT_OF_HOLD[hold] for hold in Hold], dtype=np.int64)
+_STATE_OF_TOP_HOLD: Final = np.array(
+    [
+        BlockState.FREE.value,
+        BlockState.CACHED.value,
+        BlockState.QUARANTINED.value,
+        BlockState.QUARANTINED.value,
+        BlockState.FENCED.value,
+        BlockState.LEASED.value,
+        BlockState.ACTIVE.value,
+    ],
+    dtype=np.int8,
+)
+_OWNED: Final = MASK_OF_HOLD[Hold.OWNER] | MASK_OF_HOLD[Hold.LEASE]
+_WRITE: Final = MASK_OF_HOLD[Hold.WRITE]
 
 
 def state_of(holds: Collection[Hold]) -> BlockState:
@@ -75,8 +107,22 @@ def state_of(holds: Collection[Hold]) -> BlockState:
     return BlockState.CACHED if Hold.CACHE in holds else BlockState.FREE
 
 
-STATE_OF_HOLDS: Final[NDArray[np.int8]] = np.array(
-    [state_of([hold for hold in Hold if bits >> hold & 1]).value for bits in range(1 << len(Hold))],
-    dtype=np.int8,
-)
-"""State value by bit set of holds: the function above for whole arrays."""
+def state_of_word(word: int) -> BlockState:
+    """Return the state of a block whose packed holds are ``word``."""
+    if word & _OWNED:
+        if word & _WRITE:
+            return BlockState.RECEIVING
+        return BlockState.ACTIVE if word >= UNIT_OF_HOLD[Hold.OWNER] else BlockState.LEASED
+    if word >= UNIT_OF_HOLD[Hold.STEP]:
+        return BlockState.FENCED
+    if word >= UNIT_OF_HOLD[Hold.WRITE]:
+        return BlockState.QUARANTINED
+    return BlockState.CACHED if word else BlockState.FREE
+
+
+def states_of(words: NDArray[np.int64]) -> NDArray[np.int8]:
+    """Return the state's value for each of many packed words."""
+    # The most urgent hold is the top one, so the word's size alone tells it.
+    states = _STATE_OF_TOP_HOLD[np.searchsorted(_LEAST_WORDS, words, side="right")]
+    states[((words & _OWNED) != 0) & ((words & _WRITE) != 0)] = BlockState.RECEIVING.value
+    return states

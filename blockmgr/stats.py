@@ -11,6 +11,8 @@ class BlockStats:
     """Blocks handed out, evicted ones included."""
     evictions: int = 0
     """Blocks that left the prefix cache because they were handed out."""
+    eviction_batches: int = 0
+    """Times that blocks were evicted, each in one batch."""
     allocation_failures: int = 0
     """Calls that found too few blocks."""
     query_tokens: int = 0

@@ -11,7 +11,10 @@ so nothing in front of ``n - window + 1`` is read again. Counting tokens in flig
 would release a block that the step in flight still reads.
 """
 
-from core.kv_layout import KVGroup
+import numpy as np
+from numpy.typing import NDArray
+
+from core.kv_layout import KVGroup, KVLayout
 
 
 def num_sink_blocks(group: KVGroup, block_size: int) -> int:
@@ -38,3 +41,46 @@ def needed_blocks(group: KVGroup, block_size: int, num_settled_tokens: int) -> l
         return [range(num_blocks)] if num_blocks else []
     runs = [range(min(num_sinks, num_blocks)), range(first, num_blocks)]
     return [run for run in runs if run]
+
+
+def next_change(layout: KVLayout, num_settled_tokens: int) -> int:
+    """Return how many settled tokens first fill another block or leave one behind a window."""
+    size = layout.block_size
+    changes = [(num_settled_tokens // size + 1) * size]
+    for group in layout.groups:
+        if group.window is not None:
+            first = first_live_block(group, size, num_settled_tokens)
+            changes.append((first + 1) * size + group.window - 1)
+    return min(changes)
+
+
+class WindowReach:
+    """What a hit needs of one group with a window."""
+
+    def __init__(self, index: int, group: KVGroup, block_size: int) -> None:
+        self.index = index
+        """Of the group."""
+        self._group = group
+        self._block_size = block_size
+        self._num_sinks = num_sink_blocks(group, block_size)
+
+    def live(self, num_blocks: int) -> range:
+        """Return the blocks that the window reaches back to from the end of ``num_blocks``."""
+        first = first_live_block(self._group, self._block_size, num_blocks * self._block_size)
+        return range(first, num_blocks)
+
+    def usable_lengths(self, present: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return for each number of blocks, from 1 on, whether a hit of that length is usable.
+
+        Args:
+            present: For each block, whether it is there.
+        """
+        indices = np.arange(len(present))
+        last_hole = np.maximum.accumulate(np.where(present, -1, indices))
+        lengths = indices + 1
+        window = self._group.window or 0
+        first_live = np.maximum(0, lengths * self._block_size - window + 1) // self._block_size
+        holes = np.flatnonzero(~present)
+        num_leading = int(holes[0]) if len(holes) else len(present)
+        has_sinks = num_leading >= np.minimum(self._num_sinks, lengths)
+        return (last_hole < first_live) & has_sinks

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from blockmgr.block_queue import BlockIds
+from blockmgr.free_queue import BlockIds
 from blockmgr.holding import Holding
 from blockmgr.pool import BlockPool
 from blockmgr.states import Hold
@@ -27,6 +27,11 @@ class ZeroList:
         """List ``block_ids``, which were just given to ``holding``."""
         if self._enabled:
             self._holding_of_block.update(dict.fromkeys(block_ids.tolist(), holding))
+
+    def add_one(self, block_id: int, holding: Holding) -> None:
+        """List ``block_id``, which was just given to ``holding``."""
+        if self._enabled:
+            self._holding_of_block[block_id] = holding
 
     def remove(self, block_ids: BlockIds) -> None:
         """Forget those of ``block_ids`` that are listed."""

@@ -1,15 +1,15 @@
 """What a decode worker's pool can still take: reserves for what runs and what is receiving."""
 
 from blockmgr.admission import Admission, GrowthReserve
-from blockmgr.block_hash import hash_blocks
 from blockmgr.block_manager import BlockManager
+from blockmgr.token_run import TokenRun, namespace_of
 from core.config import SchedulerConfig
 from core.kv_layout import KVLayout
 from decode.sequence import Sequence
 
 
 class KVBudget:
-    """Counts of one pool, and the prefix hashes by which its blocks are shared.
+    """Counts of one pool, and the token runs by which its blocks are shared.
 
     Who may come in is decided by ``blockmgr.admission``; this knows the pool and the sequences.
     """
@@ -71,15 +71,13 @@ class KVBudget:
 
     def usable_hit(self, sequence: Sequence) -> int:
         """Cached tokens of ``sequence``; the last token is always computed, to sample from it."""
-        self.extend_hashes(sequence)
-        most = (sequence.num_tokens - 1) // self._layout.block_size
-        return self._blocks.count_cached_tokens(sequence.hashes[:most])
+        return self._blocks.count_cached_tokens(self.run_of(sequence), sequence.num_tokens - 1)
 
     def cost(self, sequence: Sequence, *, num_cached: int, num_tokens: int) -> int:
         """Blocks of ``available`` that ``admit`` would take; shared ones cost nothing."""
         return self._blocks.admission_cost(
             sequence.owner,
-            hashes=sequence.hashes,
+            tokens=self.run_of(sequence),
             num_cached_tokens=num_cached,
             num_tokens=num_tokens,
         )
@@ -92,7 +90,7 @@ class KVBudget:
         """
         self._blocks.admit(
             sequence.owner,
-            hashes=sequence.hashes,
+            tokens=self.run_of(sequence),
             num_cached_tokens=num_cached,
             num_tokens=num_tokens,
         )
@@ -105,16 +103,16 @@ class KVBudget:
         block_size = self._layout.block_size
         before = sequence.num_settled - num_new
         if self._has_windows or sequence.num_settled // block_size > before // block_size:
-            self.extend_hashes(sequence)
-            self._blocks.settle(sequence.owner, sequence.num_settled, sequence.hashes)
+            self.run_of(sequence)
+            self._blocks.settle(sequence.owner, sequence.num_settled)
 
-    def extend_hashes(self, sequence: Sequence) -> None:
-        """Hash the blocks whose tokens have become known."""
-        if len(sequence.hashes) < sequence.num_tokens // self._layout.block_size:
-            sequence.hashes = hash_blocks(
-                sequence.token_ids,
-                self._layout.block_size,
-                salt=sequence.cache_salt,
-                fingerprint=self._fingerprint,
-                previous=sequence.hashes,
+    def run_of(self, sequence: Sequence) -> TokenRun:
+        """Return the tokens of ``sequence`` that are known, as far as the block manager sees."""
+        run = sequence.run
+        if run is None:
+            namespace = namespace_of(fingerprint=self._fingerprint, salt=sequence.cache_salt)
+            run = sequence.run = TokenRun(
+                namespace, self._layout.block_size, sequence.prompt_token_ids
             )
+        run.extend(sequence.output_token_ids[len(run) - len(sequence.prompt_token_ids) :])
+        return run

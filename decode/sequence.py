@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from blockmgr.token_run import TokenRun
 from core.ids import Owner, Slot
 from core.messages import FinishReason
 from core.sampling import SamplingParams, TokenLogprobs
@@ -39,7 +40,8 @@ class Sequence:
     """Order of arrival at this worker."""
     promised_blocks: int | None = None
     """Reserved for KV that is still to be received; None: nothing was promised yet."""
-    hashes: list[bytes] = field(default_factory=list[bytes])
+    run: TokenRun | None = None
+    """Its tokens as the block manager sees them; made at the first look into the prefix tree."""
     num_cached_tokens: int = 0
     """Prompt tokens found in this worker's prefix cache at the first admission."""
     num_preemptions: int = 0

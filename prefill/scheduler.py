@@ -6,11 +6,11 @@ prompts cannot wait for each other; until then it is a line in the queue and cos
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from blockmgr.admission import Admission, GrowthReserve
-from blockmgr.block_hash import hash_blocks
 from blockmgr.block_manager import BlockManager
+from blockmgr.token_run import TokenRun, namespace_of
 from blockmgr.window import needed_blocks
 from core.config import SchedulerConfig
 from core.errors import InternalError, RequestError
@@ -28,7 +28,7 @@ class Prompt:
     request: Prefill
     token_ids: tuple[int, ...]
     """Prompt, and what an earlier attempt has generated."""
-    hashes: list[bytes] = field(default_factory=list[bytes])
+    run: TokenRun
     num_cached_tokens: int = 0
     num_computed: int = 0
     num_settled: int = 0
@@ -112,13 +112,9 @@ class PrefillScheduler:
                 f"has {self._num_blocks}; shorten the prompt",
                 field="prompt",
             )
-        prompt = Prompt((request.request_id, request.attempt), request, token_ids)
-        prompt.hashes = hash_blocks(
-            token_ids,
-            self._layout.block_size,
-            salt=request.cache_salt,
-            fingerprint=self._fingerprint,
-        )
+        namespace = namespace_of(fingerprint=self._fingerprint, salt=request.cache_salt)
+        run = TokenRun(namespace, self._layout.block_size, token_ids)
+        prompt = Prompt((request.request_id, request.attempt), request, token_ids, run)
         self._prompt_of[prompt.owner] = prompt
         self._waiting.append(prompt)
 
@@ -178,7 +174,7 @@ class PrefillScheduler:
             if self._prompt_of.get(prompt.owner) is not prompt:
                 continue  # cancelled while the step ran
             prompt.num_settled += part.num_tokens
-            self._blocks.settle(prompt.owner, prompt.num_settled, prompt.hashes)
+            self._blocks.settle(prompt.owner, prompt.num_settled)
             first_token = None
             if part.is_last:
                 token = token_of_slot[part.slot]
@@ -229,11 +225,10 @@ class PrefillScheduler:
         if room < len(self._layout.groups):
             return False  # before anything is looked up: every prompt needs a last block
         # The last token is always computed: its logits give the first output token.
-        most = (prompt.num_tokens - 1) // self._layout.block_size
-        cached = self._blocks.count_cached_tokens(prompt.hashes[:most])
+        cached = self._blocks.count_cached_tokens(prompt.run, prompt.num_tokens - 1)
         cost = self._blocks.admission_cost(
             prompt.owner,
-            hashes=prompt.hashes,
+            tokens=prompt.run,
             num_cached_tokens=cached,
             num_tokens=prompt.num_tokens,
         )
@@ -241,7 +236,7 @@ class PrefillScheduler:
             return False
         self._blocks.admit(
             prompt.owner,
-            hashes=prompt.hashes,
+            tokens=prompt.run,
             num_cached_tokens=cached,
             num_tokens=prompt.num_tokens,
         )

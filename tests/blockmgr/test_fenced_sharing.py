@@ -14,10 +14,10 @@ from tests.blockmgr.conftest import MakeManager
 from tests.blockmgr.words import (
     admit_new,
     admit_with_hit,
-    hashes_of,
     ids_of,
     num_free,
     owner_of,
+    run_of,
     take_one,
 )
 
@@ -29,7 +29,7 @@ def test_a18_reset_with_fences_pending_reports_pending(make_manager: MakeManager
     blocks = make_manager(10)
     admit_with_hit(blocks, "R", PROMPT)
     owner = owner_of("R")
-    blocks.settle(owner, 33, hashes_of(PROMPT))
+    blocks.settle(owner, 33)
     step = blocks.dispatch_step([owner])
     blocks.release(owner)
 
@@ -37,7 +37,7 @@ def test_a18_reset_with_fences_pending_reports_pending(make_manager: MakeManager
     assert blocks.reset_cache() is False
 
     # Then no old hash can hit, and the next try after the drain succeeds
-    assert blocks.count_cached_tokens(hashes_of(PROMPT)) == 0
+    assert blocks.count_cached_tokens(run_of(PROMPT)) == 0
     blocks.complete_step(step)
     assert num_free(blocks) == 10
     assert blocks.reset_cache() is True
@@ -52,13 +52,13 @@ def test_a18_what_was_computed_before_a_reset_is_not_shared_after(
     assert blocks.reset_cache() is False
 
     # When its tokens settle after it
-    blocks.settle(owner_of("R"), 33, hashes_of(PROMPT))
+    blocks.settle(owner_of("R"), 33)
 
     # Then they cannot be hit; those of a newcomer can
-    assert blocks.count_cached_tokens(hashes_of(PROMPT)) == 0
+    assert blocks.count_cached_tokens(run_of(PROMPT)) == 0
     admit_with_hit(blocks, "S", PROMPT)
-    blocks.settle(owner_of("S"), 33, hashes_of(PROMPT))
-    assert blocks.count_cached_tokens(hashes_of(PROMPT)) == 32
+    blocks.settle(owner_of("S"), 33)
+    assert blocks.count_cached_tokens(run_of(PROMPT)) == 32
 
 
 def test_a19_a_shared_block_loses_one_reference(make_manager: MakeManager) -> None:
@@ -66,7 +66,7 @@ def test_a19_a_shared_block_loses_one_reference(make_manager: MakeManager) -> No
     blocks = make_manager(10)
     admit_with_hit(blocks, "A", PROMPT)
     a, b = owner_of("A"), owner_of("B")
-    blocks.settle(a, 33, hashes_of(PROMPT))
+    blocks.settle(a, 33)
     assert admit_with_hit(blocks, "B", PROMPT) == 32
     shared = ids_of(blocks, b)[0]
     step = blocks.dispatch_step([a])
@@ -88,7 +88,7 @@ def test_a19_the_other_owner_waits_for_the_first_ones_step(make_manager: MakeMan
     blocks = make_manager(10)
     admit_with_hit(blocks, "A", PROMPT)
     a, b = owner_of("A"), owner_of("B")
-    blocks.settle(a, 33, hashes_of(PROMPT))
+    blocks.settle(a, 33)
     admit_with_hit(blocks, "B", PROMPT)
     shared = ids_of(blocks, b)[0]
     step = blocks.dispatch_step([a])
@@ -114,7 +114,7 @@ def test_a21_reuse_order_is_the_same_through_the_fence(
     blocks.begin_receive(owner, [ReceiveTarget(0, 2, 1)], OperationId(1))
     blocks.end_operation(OperationId(1))
     if is_cached:
-        blocks.settle(owner, 32, hashes_of(range(32)))
+        blocks.settle(owner, 32)
     a_ids, s_ids = ids_of(blocks, owner, 0), ids_of(blocks, owner, 1)
     step = blocks.dispatch_step([owner])
 
@@ -135,7 +135,7 @@ def test_a23_requests_that_wait_behind_a_fence_share_no_prefix(make_manager: Mak
     blocks = make_manager(40)
     for index in range(8):
         admit_with_hit(blocks, f"A{index}", range(20))
-        blocks.settle(owner_of(f"A{index}"), 20, hashes_of(range(20)))
+        blocks.settle(owner_of(f"A{index}"), 20)
     others = [admit_new(blocks, f"B{index}", 20) for index in range(7)]
     same = [owner_of(f"A{index}") for index in range(8)]
     assert blocks.count_common_blocks(same) == 1

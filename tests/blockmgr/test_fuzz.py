@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from blockmgr.block_manager import BlockManager, ReceiveTarget
-from blockmgr.block_queue import BlockIds
+from blockmgr.free_queue import BlockIds
 from blockmgr.holding import Holding
 from core.errors import InternalError
 from core.ids import BlockId, Generation, OperationId, Owner, StepSeq
-from tests.blockmgr.words import hashes_of
-from tests.blockmgr.world import BLOCK_SIZE, PROMPTS, World
+from tests.blockmgr.world import World
 
 PICK = st.integers(0, 11)
 
@@ -161,8 +160,8 @@ class ClearsReceived(BlockManager):
 class PrunesTooFar(BlockManager):
     """Tokens in flight count as settled where the window is pruned."""
 
-    def settle(self, owner: Owner, num_tokens: int, hashes: Sequence[bytes]) -> None:
-        super().settle(owner, num_tokens, hashes)
+    def settle(self, owner: Owner, num_tokens: int) -> None:
+        super().settle(owner, num_tokens)
         holding = self._held(owner)
         for table in holding.tables:
             pruned = table.prune(num_tokens + 2)
@@ -177,8 +176,8 @@ class SharesUnsettled(BlockManager):
         owners = list(owners)
         for owner in owners:
             holding = self._held(owner)
-            hashes = hashes_of([*PROMPTS[0]], BLOCK_SIZE)
-            self._allocator.offer(holding, hashes[: holding.num_covered_blocks])
+            known = 0 if holding.tokens is None else holding.tokens.num_blocks
+            self._allocator.offer(holding, min(known, holding.num_covered_blocks))
         return super().dispatch_step(owners)
 
 

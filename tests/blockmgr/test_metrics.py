@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry
 from blockmgr.metrics import BlockCollector
 from blockmgr.states import BlockState
 from tests.blockmgr.conftest import MakeManager
-from tests.blockmgr.words import admit_with_hit, hashes_of, owner_of
+from tests.blockmgr.words import admit_with_hit, owner_of
 
 
 def test_i1_exported_states_sum_to_the_pool_and_counters_follow(make_manager: MakeManager) -> None:
@@ -14,7 +14,7 @@ def test_i1_exported_states_sum_to_the_pool_and_counters_follow(make_manager: Ma
     registry.register(BlockCollector(blocks, role="decode"))
     admit_with_hit(blocks, "R", range(33))
     step = blocks.dispatch_step([owner_of("R")])
-    blocks.settle(owner_of("R"), 33, hashes_of(range(33)))
+    blocks.settle(owner_of("R"), 33)
     admit_with_hit(blocks, "S", range(33))
     blocks.release(owner_of("R"))
 

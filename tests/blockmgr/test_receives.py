@@ -15,7 +15,7 @@ from core.errors import DoubleReleaseError, InvalidTransitionError, OutOfBlocksE
 from core.ids import BlockId, Generation, OperationId, Owner
 from core.kv_layout import KVGroup
 from tests.blockmgr.conftest import MakeManager
-from tests.blockmgr.words import admit_new, hashes_of, ids_of, num_free, owner_of, take_one
+from tests.blockmgr.words import admit_new, ids_of, num_free, owner_of, run_of, take_one
 
 READ = OperationId(1)
 WHOLE = [ReceiveTarget(group=0, first_index=0, count=3)]
@@ -99,20 +99,20 @@ def test_an_operation_ends_once(make_manager: MakeManager) -> None:
 
 def test_tokens_that_may_not_have_landed_cannot_settle(make_manager: MakeManager) -> None:
     blocks = make_manager(4)
-    owner = admit_new(blocks, "R", 0)
+    owner = admit_new(blocks, "R", 0, tokens=range(48))
     blocks.begin_receive(owner, [ReceiveTarget(0, 0, 1)], READ)
     blocks.begin_receive(owner, [ReceiveTarget(0, 1, 2)], OperationId(2))
     blocks.end_operation(READ)
 
     # The first block has landed, the others have not
-    blocks.settle(owner, 16, hashes_of(range(48)))
+    blocks.settle(owner, 16)
     with pytest.raises(InvalidTransitionError):
-        blocks.settle(owner, 48, hashes_of(range(48)))
+        blocks.settle(owner, 48)
 
-    assert blocks.count_cached_tokens(hashes_of(range(48))) == 16
+    assert blocks.count_cached_tokens(run_of(range(48))) == 16
     blocks.end_operation(OperationId(2))
-    blocks.settle(owner, 48, hashes_of(range(48)))
-    assert blocks.count_cached_tokens(hashes_of(range(48))) == 48
+    blocks.settle(owner, 48)
+    assert blocks.count_cached_tokens(run_of(range(48))) == 48
 
 
 def test_chunks_may_arrive_in_any_order(make_manager: MakeManager) -> None:
@@ -127,7 +127,7 @@ def test_chunks_may_arrive_in_any_order(make_manager: MakeManager) -> None:
     assert blocks.block_tables(owner)[1].tolist()[:2] == [-1, -1]
     blocks.end_operation(OperationId(2))
     blocks.end_operation(READ)
-    blocks.settle(owner, 64, hashes_of(range(64)))
+    blocks.settle(owner, 64)
     blocks.grow(owner, 65)
     blocks.release(owner)
     assert blocks.num_allocatable == 8

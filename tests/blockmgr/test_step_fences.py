@@ -15,10 +15,10 @@ from core.ids import OperationId, StepSeq
 from tests.blockmgr.conftest import MakeManager
 from tests.blockmgr.words import (
     admit_new,
-    hashes_of,
     ids_of,
     num_free,
     owner_of,
+    run_of,
 )
 
 PROMPT = range(33)
@@ -152,7 +152,7 @@ def test_a10_preempted_and_admitted_again_while_in_flight(make_manager: MakeMana
     blocks.release(owner)
 
     # When the same owner is admitted again before they complete
-    blocks.admit(owner, hashes=hashes_of(PROMPT), num_cached_tokens=0, num_tokens=33)
+    blocks.admit(owner, tokens=run_of(PROMPT), num_cached_tokens=0, num_tokens=33)
 
     # Then its blocks are others, and the old steps do not touch its new life
     assert withheld.isdisjoint(ids_of(blocks, owner))

@@ -4,8 +4,6 @@ A scheduler that runs ahead counts tokens whose step has not completed. Pruning 
 releases a block that the step in flight still reads, and the request's answer changes silently.
 """
 
-from collections.abc import Sequence
-
 import pytest
 
 from blockmgr.block_manager import BlockManager, ReceiveTarget
@@ -19,10 +17,10 @@ from tests.blockmgr.conftest import MakeManager
 from tests.blockmgr.words import (
     admit_new,
     admit_with_hit,
-    hashes_of,
     ids_of,
     num_free,
     owner_of,
+    run_of,
 )
 
 
@@ -40,12 +38,12 @@ def test_b03_only_settled_tokens_move_the_window(make_manager: MakeManager) -> N
     blocks.complete_step(first)
 
     # When what is behind the window of the settled tokens is pruned
-    blocks.settle(owner, 64, ())
+    blocks.settle(owner, 64)
 
     # Then block 2 stays, which the step in flight reads, until its output is processed
     assert holes_of(blocks, owner) == [0, 1]
     blocks.complete_step(second)
-    blocks.settle(owner, 80, ())
+    blocks.settle(owner, 80)
     assert holes_of(blocks, owner) == [0, 1, 2]
 
 
@@ -56,7 +54,7 @@ def test_b03_pruned_blocks_pass_the_same_fence(make_manager: MakeManager) -> Non
     second = blocks.dispatch_step([owner])
     blocks.complete_step(first)
 
-    blocks.settle(owner, 64, ())
+    blocks.settle(owner, 64)
 
     assert blocks.counts()[BlockState.FENCED] == 2
     blocks.complete_step(second)
@@ -68,8 +66,8 @@ class PruneByDispatchedTokens(BlockManager):
 
     tokens_in_flight = 0
 
-    def settle(self, owner: Owner, num_tokens: int, hashes: Sequence[bytes]) -> None:
-        super().settle(owner, num_tokens + self.tokens_in_flight, hashes)
+    def settle(self, owner: Owner, num_tokens: int) -> None:
+        super().settle(owner, num_tokens + self.tokens_in_flight)
 
 
 def test_b03_fails_where_tokens_in_flight_count_as_settled(make_manager: MakeManager) -> None:
@@ -78,7 +76,7 @@ def test_b03_fails_where_tokens_in_flight_count_as_settled(make_manager: MakeMan
     owner = admit_new(blocks, "R", 80)
     blocks.dispatch_step([owner])
 
-    blocks.settle(owner, 64, ())
+    blocks.settle(owner, 64)
 
     assert 2 in holes_of(blocks, owner), "the step in flight reads block 2 from position 33 on"
 
@@ -91,7 +89,7 @@ def test_b04_the_edge_of_the_window_is_exact(
     blocks = make_manager(10, KVGroup(layers=(0,), window=128), block_size=32)
     owner = admit_new(blocks, "R", 160)
 
-    blocks.settle(owner, settled, ())
+    blocks.settle(owner, settled)
 
     assert holes_of(blocks, owner) == holes
 
@@ -118,16 +116,16 @@ def test_sinks_stay_and_the_cursor_only_moves_forward(make_manager: MakeManager)
     group = KVGroup(layers=(0,), window=64, num_sinks=32)
     blocks = make_manager(40, group)
     owner = admit_new(blocks, "R", 512)
-    blocks.settle(owner, 512, ())
+    blocks.settle(owner, 512)
     assert num_sink_blocks(group, 16) == 2
     assert holes_of(blocks, owner) == list(range(2, 28))
 
     # When it settles again, less, and one block more
     for num_tokens in (512, 400):
-        blocks.settle(owner, num_tokens, ())
+        blocks.settle(owner, num_tokens)
         assert len(holes_of(blocks, owner)) == 26
     blocks.grow(owner, 528)
-    blocks.settle(owner, 528, ())
+    blocks.settle(owner, 528)
 
     # Then exactly one block more goes, and the end releases what is left
     assert holes_of(blocks, owner) == list(range(2, 29))
@@ -140,7 +138,7 @@ def test_sinks_stay_and_the_cursor_only_moves_forward(make_manager: MakeManager)
 def test_growing_does_not_fill_what_the_window_dropped(make_manager: MakeManager) -> None:
     blocks = make_manager(10, KVGroup(layers=(0,), window=16), KVGroup(layers=(1,)))
     owner = admit_new(blocks, "R", 64)
-    blocks.settle(owner, 64, ())
+    blocks.settle(owner, 64)
 
     blocks.grow(owner, 65)
 
@@ -152,24 +150,24 @@ def test_growing_does_not_fill_what_the_window_dropped(make_manager: MakeManager
 def test_a_hit_needs_what_its_window_reaches_back_to(make_manager: MakeManager) -> None:
     # Given a cached prompt of 6 blocks, of which the window group used the last one until its end
     blocks = make_manager(20, KVGroup(layers=(0,)), KVGroup(layers=(1,), window=17))
-    hashes = hashes_of(range(96))
+    run = run_of(range(96))
     admit_with_hit(blocks, "R", range(96))
-    blocks.settle(owner_of("R"), 96, hashes)
+    blocks.settle(owner_of("R"), 96)
     blocks.release(owner_of("R"))
-    assert blocks.count_cached_tokens(hashes) == 96
+    assert blocks.count_cached_tokens(run) == 96
 
     # When the window group's other blocks are evicted, then the whole prompt still hits
     filler = admit_new(blocks, "F", 0)
     blocks.begin_receive(filler, [ReceiveTarget(0, 0, 13)], OperationId(1))
     assert blocks.stats.evictions == 5
-    assert blocks.count_cached_tokens(hashes) == 96
-    assert blocks.count_cached_tokens(hashes[:5]) == 0
+    assert blocks.count_cached_tokens(run) == 96
+    assert blocks.count_cached_tokens(run, 80) == 0
     with pytest.raises(InvalidTransitionError):
-        blocks.admit(owner_of("S"), hashes=hashes, num_cached_tokens=80, num_tokens=96)
+        blocks.admit(owner_of("S"), tokens=run, num_cached_tokens=80, num_tokens=96)
 
     # When the full group loses its last one, then no shorter hit has its window
     blocks.begin_receive(filler, [ReceiveTarget(0, 13, 1)], OperationId(2))
-    assert blocks.count_cached_tokens(hashes) == 0
+    assert blocks.count_cached_tokens(run) == 0
     for operation in (1, 2):
         blocks.end_operation(OperationId(operation))
 
@@ -178,7 +176,7 @@ def test_a_hit_behind_the_window_is_holes_from_the_start(make_manager: MakeManag
     blocks = make_manager(20, KVGroup(layers=(0,)), KVGroup(layers=(1,), window=17))
     tokens = range(96)
     admit_with_hit(blocks, "R", tokens)
-    blocks.settle(owner_of("R"), 96, hashes_of(tokens))
+    blocks.settle(owner_of("R"), 96)
     blocks.release(owner_of("R"))
 
     assert admit_with_hit(blocks, "S", range(100)) == 96
@@ -192,7 +190,7 @@ def test_a_window_of_one_token_covers_its_hit(make_manager: MakeManager) -> None
     blocks = make_manager(20, KVGroup(layers=(0,)), KVGroup(layers=(1,), window=1))
     tokens = range(32)
     admit_with_hit(blocks, "R", tokens)
-    blocks.settle(owner_of("R"), 32, hashes_of(tokens))
+    blocks.settle(owner_of("R"), 32)
 
     assert admit_with_hit(blocks, "S", range(40)) == 32
 

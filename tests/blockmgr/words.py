@@ -1,10 +1,10 @@
 """Short words for what the tests of the block manager do."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from blockmgr.block_hash import hash_blocks
 from blockmgr.block_manager import BlockManager, ReceiveTarget
 from blockmgr.states import BlockState
+from blockmgr.token_run import TokenRun, namespace_of
 from core.ids import Attempt, BlockId, OperationId, Owner, RequestId
 from core.kv_layout import KVGroup, KVLayout
 
@@ -23,22 +23,25 @@ def owner_of(name: str, attempt: int = 1) -> Owner:
     return RequestId(name), Attempt(attempt)
 
 
-def hashes_of(tokens: Sequence[int], block_size: int = 16) -> list[bytes]:
-    return hash_blocks(tokens, block_size, salt="", fingerprint="model")
+def run_of(tokens: Iterable[int], block_size: int = 16, *, salt: str = "") -> TokenRun:
+    return TokenRun(namespace_of(fingerprint="model", salt=salt), block_size, tokens)
 
 
-def admit_new(blocks: BlockManager, name: str, num_tokens: int) -> Owner:
-    """Admit an owner without a hit."""
+def admit_new(
+    blocks: BlockManager, name: str, num_tokens: int, *, tokens: Iterable[int] | None = None
+) -> Owner:
+    """Admit an owner without a hit; ``tokens`` are what it can share once they have settled."""
     owner = owner_of(name)
-    blocks.admit(owner, hashes=(), num_cached_tokens=0, num_tokens=num_tokens)
+    run = None if tokens is None else run_of(tokens)
+    blocks.admit(owner, tokens=run, num_cached_tokens=0, num_tokens=num_tokens)
     return owner
 
 
 def admit_with_hit(blocks: BlockManager, name: str, tokens: Sequence[int]) -> int:
     """Admit an owner with the longest hit; return the hit."""
-    hashes = hashes_of(tokens)
-    cached = blocks.count_cached_tokens(hashes)
-    blocks.admit(owner_of(name), hashes=hashes, num_cached_tokens=cached, num_tokens=len(tokens))
+    run = run_of(tokens)
+    cached = blocks.count_cached_tokens(run)
+    blocks.admit(owner_of(name), tokens=run, num_cached_tokens=cached, num_tokens=len(tokens))
     return cached
 
 

@@ -11,10 +11,11 @@ import numpy as np
 
 from blockmgr.block_manager import BlockManager, ReceiveTarget
 from blockmgr.states import BlockState
+from blockmgr.token_run import TokenRun
 from core.errors import OutOfBlocksError
 from core.ids import BlockId, OperationId, Owner, StepSeq
 from core.kv_layout import KVGroup
-from tests.blockmgr.words import hashes_of, layout_of, owner_of
+from tests.blockmgr.words import layout_of, owner_of, run_of
 
 BLOCK_SIZE = 2
 NUM_BLOCKS = 14
@@ -45,6 +46,7 @@ class Life:
 
     owner: Owner
     tokens: list[int]
+    run: TokenRun
     computed: int
     settled: int
     is_lease: bool = False
@@ -97,15 +99,15 @@ class World:
     def admit(self, pick: int, length: int, *, local: bool) -> None:
         """A request arrives, to be computed here or to be received."""
         tokens = PROMPTS[pick % len(PROMPTS)][:length]
-        hashes = hashes_of(tokens, BLOCK_SIZE)[: (length - 1) // BLOCK_SIZE]
-        cached = self.blocks.count_cached_tokens(hashes)
+        run = run_of(tokens, BLOCK_SIZE)
+        cached = self.blocks.count_cached_tokens(run, length - 1)
         self.num_names += 1
-        life = Life(owner_of(f"R{self.num_names}"), list(tokens), cached, cached)
+        life = Life(owner_of(f"R{self.num_names}"), list(tokens), run, cached, cached)
         counts = self.blocks.counts()
         try:
             self.blocks.admit(
                 life.owner,
-                hashes=hashes,
+                tokens=run,
                 num_cached_tokens=cached,
                 num_tokens=length if local else cached,
             )
@@ -133,7 +135,7 @@ class World:
         """Every hash is forgotten."""
         self.blocks.reset_cache()
         for prompt in PROMPTS:
-            assert self.blocks.count_cached_tokens(hashes_of(prompt, BLOCK_SIZE)) == 0
+            assert self.blocks.count_cached_tokens(run_of(prompt, BLOCK_SIZE)) == 0
 
     # Steps
 
@@ -314,7 +316,9 @@ class World:
         except OutOfBlocksError:
             assert self.blocks.num_tokens_covered(life.owner) == covered
             return
-        life.tokens.extend([7] * (end - len(life.tokens)))
+        more = [7] * (end - len(life.tokens))
+        life.tokens.extend(more)
+        life.run.extend(more)
         for group, table in enumerate(self.blocks.block_tables(life.owner)):
             for position in range(life.computed, end):
                 block_id = int(table[position // BLOCK_SIZE])
@@ -326,7 +330,7 @@ class World:
     def _settle(self, life: Life, num_tokens: int) -> None:
         before = self._held(life)
         life.settled = num_tokens
-        self.blocks.settle(life.owner, num_tokens, hashes_of(life.tokens, BLOCK_SIZE))
+        self.blocks.settle(life.owner, num_tokens)
         self._note_let_go(life, before - self._held(life))
 
     def _note_let_go(self, life: Life, block_ids: set[int]) -> None:

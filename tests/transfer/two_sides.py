@@ -219,7 +219,7 @@ class DecodeSide:
 
     def request(self, who: Owner, source: PrefillSide, *, cached_blocks: int = 0) -> None:
         num_tokens = cached_blocks * BLOCK_SIZE
-        self.blocks.admit(who, hashes=(), num_cached_tokens=0, num_tokens=num_tokens)
+        self.blocks.admit(who, tokens=None, num_cached_tokens=0, num_tokens=num_tokens)
         self.carry_out(self.reader.requested(who, source.incarnation, self.now))
 
     def ticket(self, ticket: Ticket) -> None:
@@ -232,7 +232,7 @@ class DecodeSide:
     def roll_back(self, who: Owner) -> None:
         self.carry_out(self.reader.roll_back(who, self.now))
         self.blocks.release(who)
-        self.blocks.admit(who, hashes=(), num_cached_tokens=0, num_tokens=0)
+        self.blocks.admit(who, tokens=None, num_cached_tokens=0, num_tokens=0)
 
     def forget(self, who: Owner) -> None:
         if self.blocks.holds(who):

@@ -1,0 +1,125 @@
+"""One edge of the prefix tree: a run of blocks without a branch."""
+
+from array import array
+from enum import Enum, auto
+
+import numpy as np
+
+from blockmgr.block_table import HOLE
+from blockmgr.free_queue import BlockIds
+
+
+class Place(Enum):
+    """Where the eviction order has a node as a leaf."""
+
+    NONE = auto()
+    """Not at all: it has children, or its last column is in use."""
+    QUEUED = auto()
+    """In the queue of leaves, the longest unused first."""
+    EXPOSED = auto()
+    """In the heap of parents that lost their last child to an eviction."""
+
+
+class PrefixNode:
+    """Full blocks ``[start, end)`` of every sequence that runs through here.
+
+        root ─────[0, 5)──┬──[5, 9)──
+                          └──[5, 6)──┬──[6, 7)
+                                     └──[6, 30)
+
+    A *column* is the blocks of one index, one per KV group. A group without a window has them all;
+    one with a window has a hole where the block was evicted or never offered.
+    """
+
+    __slots__ = (
+        "children",
+        "end",
+        "index",
+        "key",
+        "last_used",
+        "parent",
+        "place",
+        "rows",
+        "start",
+        "tokens",
+        "window_used",
+    )
+
+    def __init__(
+        self, parent: "PrefixNode | None", start: int, tokens: bytearray, rows: "list[array[int]]"
+    ) -> None:
+        self.parent = parent
+        self.start = start
+        self.end = start + len(rows[0])
+        self.tokens = tokens
+        """Packed, see ``TokenRun``."""
+        self.rows = rows
+        """Block ids per group, or ``HOLE``."""
+        self.key = b""
+        """Of the first block: under it the parent finds this node."""
+        self.children: dict[bytes, PrefixNode] = {}
+        self.index = -1
+        """Names the node in arrays over blocks; -1: not in the tree (any more)."""
+        self.last_used = 0
+        self.window_used = 0
+        """The same, of its blocks in groups with a window."""
+        self.place = Place.NONE
+
+    @property
+    def num_columns(self) -> int:
+        """Blocks per group."""
+        return self.end - self.start
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the order of eviction has the node."""
+        return self.place is not Place.NONE
+
+    def row(self, group: int, start: int, stop: int) -> BlockIds:
+        """Return a copy of the ids of ``group`` at the absolute indices ``[start, stop)``."""
+        return np.array(self.rows[group][start - self.start : stop - self.start], dtype=np.int32)
+
+    def blocks_from(self, index: int) -> BlockIds:
+        """Return the blocks of all groups from ``index`` to the end, the last column first."""
+        columns = np.array([row[index - self.start :] for row in self.rows], dtype=np.int32)
+        block_ids = columns[:, ::-1].T.ravel()
+        return block_ids[block_ids != HOLE]
+
+    def append(self, tokens: bytearray, columns: "list[array[int]]") -> None:
+        """Lengthen the run of a node without children."""
+        self.tokens += tokens
+        for row, column in zip(self.rows, columns, strict=True):
+            row.extend(column)
+        self.end += len(columns[0])
+
+    def truncate(self, end: int) -> None:
+        """Shorten the run of a node without children; at least one column stays."""
+        nbytes = len(self.tokens) // self.num_columns
+        del self.tokens[(end - self.start) * nbytes :]
+        for row in self.rows:
+            del row[end - self.start :]
+        self.end = end
+
+    def split(self, index: int, block_nbytes: int) -> "PrefixNode":
+        """Return a new parent with the run up to ``index``; this node keeps the rest.
+
+        Args:
+            index: Strictly inside of the run.
+            block_nbytes: Packed tokens of one block.
+        """
+        at = index - self.start
+        nbytes = block_nbytes * at
+        key = bytes(self.tokens[nbytes : nbytes + block_nbytes])
+        upper = PrefixNode(
+            self.parent, self.start, self.tokens[:nbytes], [row[:at] for row in self.rows]
+        )
+        upper.key = self.key
+        upper.last_used, upper.window_used = self.last_used, self.window_used
+        upper.children = {key: self}
+        if self.parent is not None:
+            self.parent.children[self.key] = upper
+        self.parent, self.key, self.start = upper, key, index
+        del self.tokens[:nbytes]
+        for row in self.rows:
+            del row[:at]
+        return upper
