@@ -121,26 +121,29 @@ class TierBook:
 
     # Host memory to pool
 
-    def load(self, names: Sequence[BlockName], block_ids: Sequence[BlockId]) -> CopyIn:
-        """Begin to copy ``names``, whose bytes are in host memory, into ``block_ids``."""
+    def load(
+        self, operation: OperationId, names: Sequence[BlockName], block_ids: Sequence[BlockId]
+    ) -> None:
+        """Begin to copy ``names``, whose bytes are in host memory, into ``block_ids``.
+
+        ``operation`` is a new one, and ``block_ids`` are its.
+        """
         entries = self.host.pin(names)
         self.host.touch(names)
-        operation = self.actions.new_operation()
         self._loads[operation] = entries
-        copy = CopyIn(operation, tuple(entry.slot for entry in entries), tuple(block_ids))
-        self.actions.append(copy)
-        return copy
+        slots = tuple(entry.slot for entry in entries)
+        self.actions.append(CopyIn(operation, slots, tuple(block_ids)))
 
-    def end_load(self, operation: OperationId, *, failed: bool) -> bool:
-        """The copy is over. Return False, without a change, where ``operation`` is not pending."""
+    def end_load(self, operation: OperationId, *, failed: bool) -> list[HostEntry] | None:
+        """The copy is over. Return what was copied; None, unchanged: ``operation`` not pending."""
         entries = self._loads.pop(operation, None)
         if entries is None:
             self.stats.stale_answers += 1
-            return False
+            return None
         self.stats.loads["failed" if failed else "loaded"] += len(entries)
         for entry in entries:
             self.host.unpin(entry)
-        return True
+        return entries
 
     # Storage
 

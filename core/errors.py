@@ -10,6 +10,7 @@
     │   └── OverloadedError
     ├── TransferError              the peer or the network; the router may retry elsewhere
     │   ├── PeerLostError
+    │   ├── StorageError           the storage tier; what it had is computed instead
     │   └── HandshakeError         incompatible peers; never retried
     └── InternalError              our bug; the worker stops and is restarted
         ├── InvalidTransitionError
@@ -72,6 +73,10 @@ class TransferError(SluiceError):
 
 class PeerLostError(TransferError):
     """The peer's process or connection is gone."""
+
+
+class StorageError(TransferError):
+    """The storage of KV blocks failed, or holds something else; the KV is computed instead."""
 
 
 class HandshakeError(TransferError):

@@ -1,0 +1,190 @@
+"""Blocks in storage: found, read, verified and written, each within a bound, never raising."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Final, TypeVar
+
+from core.errors import ConfigError, StorageError
+from core.tiers import BlockName, HostSlot
+from transfer.tiers.breaker import Breaker
+from transfer.tiers.chain_search import count_leading
+from transfer.tiers.copy_thread import CopyThread
+from transfer.tiers.metrics import MoveMetrics
+from transfer.tiers.object_storage import BlockStorage
+from transfer.tiers.stored_block import pack, path_of, unpack
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+CALLS_AT_ONCE: Final = 16
+"""Per direction."""
+MAX_FAILURES: Final = 8
+RETRY_S: Final = 15.0
+
+
+class StorageTier:
+    """A storage that may fail, hang, lose and change what it holds, behind calls that cannot.
+
+    Each call takes at most ``timeout_s`` and the time of its copies into slots, which are never
+    cut short: when a call has returned, nothing of it writes a slot any more. What is left of a
+    write only reads, and is thrown away. After failures in a row the storage is left alone for a
+    while.
+
+    Args:
+        storage: The objects.
+        fingerprint: Of model and KV layout; blocks of others are neither found nor read.
+        view: The bytes of a host slot, in place.
+        timeout_s: Of one call.
+        metrics: Where bytes are counted.
+    """
+
+    def __init__(
+        self,
+        storage: BlockStorage,
+        *,
+        fingerprint: bytes,
+        view: Callable[[HostSlot], memoryview],
+        timeout_s: float,
+        metrics: MoveMetrics,
+    ) -> None:
+        self._storage = storage
+        self._fingerprint = fingerprint
+        self._view = view
+        self._timeout_s = timeout_s
+        self._metrics = metrics
+        self._clock = asyncio.get_running_loop().time
+        self._thread = CopyThread("tier-storage")
+        self._reading = asyncio.Semaphore(CALLS_AT_ONCE)
+        self._writing = asyncio.Semaphore(CALLS_AT_ONCE)  # apart: a write that hangs stops no read
+        self.breaker = Breaker(MAX_FAILURES, RETRY_S)
+
+    async def check(self, url: str) -> None:
+        """Write and read a small object.
+
+        Raises:
+            ConfigError: the storage cannot be used.
+        """
+        path = f"{self._fingerprint.hex()}/check"
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._storage.put(path, self._fingerprint)
+                found = await self._storage.get(path)
+        except TimeoutError:
+            raise ConfigError(
+                f"cache.storage_url: {url} did not answer within {self._timeout_s} s "
+                "(cache.storage_timeout_s)"
+            ) from None
+        except StorageError as error:
+            raise ConfigError(f"cache.storage_url: {url} cannot be used: {error}") from error
+        if found is None or bytes(found) != self._fingerprint:
+            raise ConfigError(f"cache.storage_url: {url} does not return what was written to it")
+
+    async def find(self, names: Sequence[BlockName]) -> int:
+        """Return how many of ``names`` are there, from the first on; 0 where nothing is known."""
+        deadline = self._clock() + self._timeout_s
+
+        async def exists(index: int) -> bool:
+            path = self._path(names[index])
+            return await self._call(lambda: self._storage.has(path), self._reading, deadline)
+
+        try:
+            return await count_leading(exists, len(names), width=CALLS_AT_ONCE)
+        except StorageError as error:
+            log.debug("event=storage_find_failed reason=%s", error)
+            return 0
+
+    async def read(self, names: Sequence[BlockName], slots: Sequence[HostSlot]) -> list[bool]:
+        """Fill ``slots``; return which of them have verified bytes."""
+        deadline = self._clock() + self._timeout_s
+        parts = [
+            self._read_one(name, slot, deadline) for name, slot in zip(names, slots, strict=True)
+        ]
+        return self._log_failures("read", await asyncio.gather(*parts))
+
+    async def write(self, names: Sequence[BlockName], slots: Sequence[HostSlot]) -> list[bool]:
+        """Write ``slots``; return which of them are there for certain."""
+        deadline = self._clock() + self._timeout_s
+        parts = [
+            self._write_one(name, slot, deadline) for name, slot in zip(names, slots, strict=True)
+        ]
+        return self._log_failures("write", await asyncio.gather(*parts))
+
+    async def close(self, *, timeout_s: float) -> None:
+        """End the copies."""
+        if not await self._thread.close(timeout_s=timeout_s):
+            log.warning("event=storage_thread_hangs")
+
+    async def _read_one(self, name: BlockName, slot: HostSlot, deadline: float) -> bool:
+        path = self._path(name)
+        target = self._view(slot)
+        try:
+            stored = await self._call(lambda: self._storage.get(path), self._reading, deadline)
+            if stored is None:
+                return False
+            await self._thread.run(
+                lambda: unpack(stored, name, target, fingerprint=self._fingerprint)
+            )
+        except StorageError as error:
+            log.debug("event=storage_read_failed path=%s reason=%s", path, error)
+            return False
+        self._metrics.count_bytes("storage", "in", target.nbytes)
+        return True
+
+    async def _write_one(self, name: BlockName, slot: HostSlot, deadline: float) -> bool:
+        path = self._path(name)
+        source = self._view(slot)
+
+        async def put() -> None:
+            content = await self._thread.run(
+                lambda: pack(name, source, fingerprint=self._fingerprint)
+            )
+            await self._storage.put(path, content)
+
+        try:
+            await self._call(put, self._writing, deadline)
+        except StorageError as error:
+            log.debug("event=storage_write_failed path=%s reason=%s", path, error)
+            return False
+        self._metrics.count_bytes("storage", "out", source.nbytes)
+        return True
+
+    async def _call(
+        self,
+        call: Callable[[], Awaitable[T]],
+        gate: AbstractAsyncContextManager[None],
+        deadline: float,
+    ) -> T:
+        """Return the call's result within the deadline.
+
+        Raises:
+            StorageError: it failed, did not come back, or was not made.
+        """
+        if not self.breaker.allows(self._clock()):
+            raise StorageError("left alone after failures in a row")
+        try:
+            async with asyncio.timeout_at(deadline), gate:
+                result = await call()
+        except TimeoutError:
+            self._count_failure("no answer in time")
+            raise StorageError(f"no answer within {self._timeout_s} s") from None
+        except StorageError as error:
+            self._count_failure(str(error))
+            raise
+        self.breaker.succeeded()
+        return result
+
+    def _log_failures(self, what: str, succeeded: list[bool]) -> list[bool]:
+        """One line per call, and none while the breaker, which was logged, is open."""
+        failed = succeeded.count(False)
+        if failed and not self.breaker.is_open:
+            log.warning("event=storage_%s_failed blocks=%d of=%d", what, failed, len(succeeded))
+        return succeeded
+
+    def _count_failure(self, reason: str) -> None:
+        if self.breaker.failed(self._clock()):
+            log.warning("event=storage_left_alone retry_s=%s reason=%s", RETRY_S, reason)
+
+    def _path(self, name: BlockName) -> str:
+        return path_of(name, fingerprint=self._fingerprint)
