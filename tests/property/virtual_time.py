@@ -1,0 +1,53 @@
+"""A clock that jumps from event to event, and channels that keep the order of their messages."""
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+
+Event = Callable[[], None]
+
+
+class Simulation:
+    """Events at virtual times; equal times in order of their making."""
+
+    def __init__(self, seed: int) -> None:
+        self.now = 0.0
+        self.rng = random.Random(seed)
+        self._events: list[tuple[float, int, Event]] = []
+        self._numbers = itertools.count()
+        self._channel_free: dict[tuple[str, str], float] = {}
+
+    def after(self, delay: float, event: Event) -> None:
+        """Let ``event`` happen in ``delay`` seconds."""
+        heapq.heappush(self._events, (self.now + delay, next(self._numbers), event))
+
+    def send(self, sender: str, receiver: str, event: Event) -> None:
+        """Deliver a message some time later, behind all earlier ones of its channel."""
+        channel = (sender, receiver)
+        slowness = self.rng.choice((0.001, 0.01, 0.1, 1.0))
+        due = self.now + self.rng.random() * slowness
+        self._channel_free[channel] = due = max(due, self._channel_free.get(channel, 0.0))
+        self.after(due - self.now, event)
+
+    def step(self) -> bool:
+        """Let the next event happen; False: there is none."""
+        if not self._events:
+            return False
+        self.now, _, event = heapq.heappop(self._events)
+        event()
+        return True
+
+
+class Device:
+    """Runs a worker's steps one after another, each as long as it likes."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._free_at = 0.0
+
+    def run(self, done: Event) -> None:
+        """Start one more step behind those that run; ``done`` when it has completed."""
+        duration = self._simulation.rng.choice((0.001, 0.01, 0.05))
+        self._free_at = max(self._free_at, self._simulation.now) + duration
+        self._simulation.after(self._free_at - self._simulation.now, done)
