@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from blockmgr.block_queue import BlockIds
+from blockmgr.free_queue import BlockIds
 from blockmgr.sampled_histogram import SampledHistogram
 from blockmgr.states import BlockState
 

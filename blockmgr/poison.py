@@ -8,8 +8,8 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from blockmgr.block_history import BlockHistory
 from blockmgr.free_queue import BlockIds
+from blockmgr.history import BlockHistory
 from blockmgr.states import BlockState
 from core.errors import MemoryCorruptionError
 from core.ids import BlockId
@@ -19,7 +19,12 @@ _ALL_BYTES: Final = 0x01010101
 
 
 class PoisonableMemory(Protocol):
-    """The bytes of the pool. Both calls see, and are seen by, all earlier and later device work."""
+    """The bytes of the pool. A call sees all earlier ones, and what follows it comes after it."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool."""
+        ...
 
     def fill_words(self, block_ids: BlockIds, words: Words) -> None:
         """Repeat ``words[i]`` over all of block ``block_ids[i]``."""

@@ -3,12 +3,8 @@
 import asyncio
 import logging
 
-from blockmgr.age_metrics import AgeCollector
-from blockmgr.block_ages import BlockAges
-from blockmgr.block_manager import BlockManager
-from blockmgr.cache_control import CacheControl
-from blockmgr.fences import KVWriters, fences_needed
-from blockmgr.metrics import BlockCollector
+from blockmgr.fences import KVWriters
+from blockmgr.worker_blocks import WorkerBlocks
 from core.channel import ClientId, ClientLost, ServerChannel
 from core.errors import HandshakeError, InternalError, RequestError
 from core.ids import Incarnation, Owner, new_incarnation
@@ -69,14 +65,15 @@ class PrefillWorker:
         self._engine = engine
         self._incarnation: Incarnation = new_incarnation()
         self._clock = asyncio.get_running_loop().time
-        ages = BlockAges(engine.pool.num_blocks, clock=self._clock)
-        self._blocks = BlockManager(
+        watched = WorkerBlocks.make(
             engine.layout,
-            engine.pool.num_blocks,
-            fences=fences_needed(config.scheduler.overlap_depth, KVWriters.PRODUCER),
-            prefix_caching=config.cache.prefix_caching,
-            zero_on_allocate=config.cache.zero_on_allocate,
+            engine.pool,
+            config,
+            incarnation=self._incarnation,
+            writers=KVWriters.PRODUCER,
+            clock=self._clock,
         )
+        self._blocks = watched.manager
         self._scheduler = PrefillScheduler(
             self._blocks, engine.layout, config.scheduler, fingerprint=engine.spec.fingerprint
         )
@@ -117,11 +114,11 @@ class PrefillWorker:
             max_model_len=engine.max_model_len,
             queues=self._scheduler,
             pool=self._blocks,
-            cache=CacheControl(self._blocks, ages),
+            cache=watched.control,
         )
         self._report.describe(engine.layout, fingerprint=engine.spec.fingerprint)
         self._metrics = self._report.metrics
-        self._metrics.registry.register(AgeCollector(ages, role="prefill"))
+        watched.export(self._metrics.registry, role="prefill")
         self._export_transfers()
 
     async def serve(self, stop: asyncio.Event) -> None:
@@ -297,7 +294,6 @@ class PrefillWorker:
 
     def _export_transfers(self) -> None:
         registry = self._metrics.registry
-        registry.register(BlockCollector(self._blocks, role="prefill"))
         transfers = TransferMetrics(
             self._book.stats, registry, role="prefill", transport=self._transport.name
         )
