@@ -35,7 +35,7 @@ class EndedLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class LoadedAdmission:
     """What an owner is admitted with: the pool's hit, how far a load goes on, and the rest."""
 
     tokens: TokenRun
@@ -102,7 +102,7 @@ class Tiers:
 
         return usable_blocks(self._layout, first, last, has) * size
 
-    def admit(self, owner: Owner, admission: Admission) -> OperationId:
+    def admit(self, owner: Owner, admission: LoadedAdmission) -> OperationId:
         """Admit ``owner`` and begin to load what follows the pool's hit; return the operation.
 
         Until the load has ended, nothing of ``owner`` may be computed. It may be released at any
@@ -176,7 +176,7 @@ class Tiers:
 
     # Parts of the above
 
-    def _begin_load(self, owner: Owner, admission: Admission) -> OperationId:
+    def _begin_load(self, owner: Owner, admission: LoadedAdmission) -> OperationId:
         size = self._layout.block_size
         first, end = admission.num_cached_tokens // size, admission.num_loaded_tokens // size
         digests = admission.tokens.digests(end)

@@ -1,15 +1,10 @@
-"""Which prompt chunks a prefill worker computes in the next step: first come, first served.
+"""Which prompt chunks a prefill worker computes in the next step. Pure: no clock, no I/O."""
 
-Pure: no clock, no I/O. A prompt's blocks are allocated whole at its admission, so two half-computed
-prompts cannot wait for each other; until then it is a line in the queue and costs no memory.
-"""
-
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from blockmgr.admission import Admission, GrowthReserve
 from blockmgr.block_manager import BlockManager
+from blockmgr.tiers import Tiers
 from blockmgr.token_run import TokenRun, namespace_of
 from blockmgr.window import needed_blocks
 from core.config import SchedulerConfig
@@ -18,29 +13,8 @@ from core.ids import BlockId, Owner, Slot, StepSeq
 from core.kv_layout import KVLayout
 from core.messages import FirstToken, GroupBlocks, Prefill
 from engine.batch import SequenceInput, SlotOpening, StepBatch, StepOutput
-
-
-@dataclass(slots=True, eq=False)
-class Prompt:
-    """One request's tokens on their way through prefill."""
-
-    owner: Owner
-    request: Prefill
-    token_ids: tuple[int, ...]
-    """Prompt, and what an earlier attempt has generated."""
-    run: TokenRun
-    num_cached_tokens: int = 0
-    num_computed: int = 0
-    num_settled: int = 0
-    num_offered: int = 0
-    """Tokens whose KV tickets cover."""
-    num_chunks_offered: int = 0
-    slot: Slot | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens to compute."""
-        return len(self.token_ids)
+from prefill.prompt import Prompt
+from prefill.prompt_queue import PromptQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +50,20 @@ class PrefillScheduler:
     """
 
     def __init__(
-        self, blocks: BlockManager, layout: KVLayout, config: SchedulerConfig, *, fingerprint: str
+        self,
+        blocks: BlockManager,
+        layout: KVLayout,
+        config: SchedulerConfig,
+        *,
+        fingerprint: str,
+        tiers: Tiers | None = None,
     ) -> None:
         self._blocks = blocks
         self._layout = layout
         self._config = config
         self._fingerprint = fingerprint
         self._num_blocks = blocks.num_blocks
-        # A prompt is admitted whole and does not grow, so nothing stays back for what runs.
-        self._admission = Admission(
-            GrowthReserve(initial=0, minimum=0, decay_steps=1), num_groups=len(layout.groups)
-        )
-        self._waiting: deque[Prompt] = deque()
+        self._queue = PromptQueue(blocks, layout, tiers)
         self._running: list[Prompt] = []
         self._prompt_of: dict[Owner, Prompt] = {}
         self._free_slots = [Slot(index) for index in reversed(range(config.max_num_seqs))]
@@ -116,7 +92,7 @@ class PrefillScheduler:
         run = TokenRun(namespace, self._layout.block_size, token_ids)
         prompt = Prompt((request.request_id, request.attempt), request, token_ids, run)
         self._prompt_of[prompt.owner] = prompt
-        self._waiting.append(prompt)
+        self._queue.add(prompt)
 
     def cancel(self, owner: Owner) -> bool:
         """End a prompt that is queued or computing; its blocks are released now.
@@ -131,11 +107,12 @@ class PrefillScheduler:
             self._blocks.release(owner)
             self._free_slot(prompt)
         else:
-            self._waiting.remove(prompt)
+            self._queue.remove(prompt)
         return True
 
     def schedule(self) -> StepBatch | None:
         """Return the next step's batch, already dispatched in the block manager; None: no work."""
+        self._queue.take_loads()
         budget = self._config.max_batch_tokens
         openings: list[SlotOpening] = []
         parts: list[_Part] = []
@@ -144,8 +121,7 @@ class PrefillScheduler:
             if num_tokens > 0:
                 parts.append(_part_of(prompt, num_tokens))
                 budget -= num_tokens
-        while budget and self._free_slots and self._waiting and self._admit(self._waiting[0]):
-            prompt = self._waiting.popleft()
+        while budget and (prompt := self._next_prompt()) is not None:
             openings.append(self._start(prompt))
             num_tokens = min(prompt.num_tokens - prompt.num_computed, budget)
             parts.append(_part_of(prompt, num_tokens))
@@ -193,13 +169,13 @@ class PrefillScheduler:
 
     @property
     def num_running(self) -> int:
-        """Prompts being computed."""
-        return len(self._running)
+        """Prompts that own their blocks."""
+        return len(self._running) + self._queue.num_admitted
 
     @property
     def num_waiting(self) -> int:
         """Prompts in the queue."""
-        return len(self._waiting)
+        return self._queue.num_waiting
 
     @property
     def num_queued_tokens(self) -> int:
@@ -215,34 +191,14 @@ class PrefillScheduler:
         """Assert the invariants above: for tests and an idle worker."""
         slots = [p.slot for p in self._running if p.slot is not None] + self._free_slots
         assert sorted(slots) == list(range(self._config.max_num_seqs)), f"slots lost: {slots}"
-        assert all(not self._blocks.holds(prompt.owner) for prompt in self._waiting)
+        self._queue.check_invariants()
         assert all(self._blocks.holds(prompt.owner) for prompt in self._running)
         self._blocks.check_invariants()
 
-    def _admit(self, prompt: Prompt) -> bool:
-        """Allocate all of ``prompt``; False, without a trace: not now."""
-        room = self._admission.room(self._blocks.num_allocatable, num_running=len(self._running))
-        if room < len(self._layout.groups):
-            return False  # before anything is looked up: every prompt needs a last block
-        # The last token is always computed: its logits give the first output token.
-        cached = self._blocks.count_cached_tokens(prompt.run, prompt.num_tokens - 1)
-        cost = self._blocks.admission_cost(
-            prompt.owner,
-            tokens=prompt.run,
-            num_cached_tokens=cached,
-            num_tokens=prompt.num_tokens,
-        )
-        if cost > room:
-            return False
-        self._blocks.admit(
-            prompt.owner,
-            tokens=prompt.run,
-            num_cached_tokens=cached,
-            num_tokens=prompt.num_tokens,
-        )
-        prompt.num_cached_tokens = prompt.num_computed = prompt.num_settled = cached
-        prompt.num_offered = prompt.request.first_token
-        return True
+    def _next_prompt(self) -> Prompt | None:
+        if not self._free_slots:
+            return None
+        return self._queue.next(num_running=len(self._running), num_slots=len(self._free_slots))
 
     def _start(self, prompt: Prompt) -> SlotOpening:
         self._running.append(prompt)
