@@ -2,8 +2,10 @@
 
 from blockmgr.admission import Admission, GrowthReserve
 from blockmgr.block_manager import BlockManager
+from blockmgr.tiers import EndedLoad, LoadedAdmission, Tiers
 from blockmgr.token_run import TokenRun, namespace_of
 from core.config import SchedulerConfig
+from core.ids import OperationId
 from core.kv_layout import KVLayout
 from decode.sequence import Sequence
 
@@ -15,8 +17,15 @@ class KVBudget:
     """
 
     def __init__(
-        self, blocks: BlockManager, layout: KVLayout, config: SchedulerConfig, *, fingerprint: str
+        self,
+        blocks: BlockManager,
+        layout: KVLayout,
+        config: SchedulerConfig,
+        *,
+        fingerprint: str,
+        tiers: Tiers | None = None,
     ) -> None:
+        self._tiers = tiers
         self._blocks = blocks
         self._layout = layout
         self._fingerprint = fingerprint
@@ -94,9 +103,58 @@ class KVBudget:
             num_cached_tokens=num_cached,
             num_tokens=num_tokens,
         )
-        sequence.num_computed = sequence.num_settled = num_cached
-        if sequence.num_preemptions == 0:
-            sequence.num_cached_tokens = num_cached
+        self._start_at(sequence, num_cached)
+
+    def fetch(self, sequence: Sequence) -> None:
+        """Begin to look in storage for what this worker lacks of ``sequence``."""
+        if self._tiers is not None:
+            run = self.run_of(sequence)
+            self._tiers.fetch(sequence.owner, run, sequence.num_tokens - 1)
+
+    def is_fetching(self, sequence: Sequence) -> bool:
+        """Whether KV of ``sequence`` is on its way from storage. Bounded in time."""
+        return self._tiers is not None and self._tiers.is_fetching(sequence.owner)
+
+    def forget(self, sequence: Sequence) -> None:
+        """``sequence`` is gone: it waits for no storage any more."""
+        if self._tiers is not None:
+            self._tiers.forget(sequence.owner)
+
+    def loadable_hit(self, sequence: Sequence, num_cached: int) -> int:
+        """How far the hit of ``num_cached`` tokens goes on in host memory; at least as far."""
+        if self._tiers is None or not sequence.may_load:
+            return num_cached
+        run = self.run_of(sequence)
+        return self._tiers.count_tokens(run, num_cached, sequence.num_tokens - 1)
+
+    def admit_or_load(
+        self, sequence: Sequence, *, num_cached: int, num_tokens: int
+    ) -> OperationId | None:
+        """As ``admit``, and begin to load what host memory has behind the hit.
+
+        Returns:
+            The load, before whose end nothing of ``sequence`` may be computed; None: there is none.
+
+        Raises:
+            OutOfBlocksError: nothing was taken.
+        """
+        num_loaded = self.loadable_hit(sequence, num_cached)
+        if self._tiers is None or num_loaded == num_cached:
+            self.admit(sequence, num_cached=num_cached, num_tokens=num_tokens)
+            return None
+        admission = LoadedAdmission(self.run_of(sequence), num_cached, num_loaded, num_tokens)
+        operation = self._tiers.admit(sequence.owner, admission)
+        self._start_at(sequence, num_cached)
+        return operation
+
+    def take_ended_loads(self) -> list[EndedLoad]:
+        """Return the loads that ended since the last call."""
+        return [] if self._tiers is None else self._tiers.take_ended_loads()
+
+    def settle_load(self, sequence: Sequence, num_tokens: int) -> None:
+        """The first ``num_tokens`` of ``sequence`` are here."""
+        self._start_at(sequence, num_tokens)
+        self._blocks.settle(sequence.owner, num_tokens)
 
     def settle(self, sequence: Sequence, num_new: int) -> None:
         """The last ``num_new`` of ``num_settled`` tokens have settled: share and prune blocks."""
@@ -116,3 +174,8 @@ class KVBudget:
             )
         run.extend(sequence.output_token_ids[len(run) - len(sequence.prompt_token_ids) :])
         return run
+
+    def _start_at(self, sequence: Sequence, num_tokens: int) -> None:
+        sequence.num_computed = sequence.num_settled = num_tokens
+        if sequence.num_preemptions == 0:
+            sequence.num_cached_tokens = num_tokens

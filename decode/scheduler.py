@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Iterable
 
 from blockmgr.block_manager import BlockManager, ReceiveTarget
+from blockmgr.tiers import Tiers
 from core.config import SchedulerConfig
 from core.errors import OutOfBlocksError, RequestError
 from core.ids import BlockId, Generation, OperationId, Owner, StepSeq
@@ -28,10 +29,16 @@ class DecodeScheduler:
     """
 
     def __init__(
-        self, blocks: BlockManager, layout: KVLayout, config: SchedulerConfig, *, fingerprint: str
+        self,
+        blocks: BlockManager,
+        layout: KVLayout,
+        config: SchedulerConfig,
+        *,
+        fingerprint: str,
+        tiers: Tiers | None = None,
     ) -> None:
         self._blocks = blocks
-        self._budget = KVBudget(blocks, layout, config, fingerprint=fingerprint)
+        self._budget = KVBudget(blocks, layout, config, fingerprint=fingerprint, tiers=tiers)
         self._config = config
         self._table = SequenceTable(blocks, self._budget, max_num_seqs=config.max_num_seqs)
         self._steps: dict[StepSeq, list[StepPart]] = {}
@@ -70,6 +77,8 @@ class DecodeScheduler:
         if remote:
             sequence.state = State.REMOTE
             self._pin_prefix(sequence)
+        else:
+            self._budget.fetch(sequence)
         self._table.add(sequence)
 
     def _pin_prefix(self, sequence: Sequence) -> None:
@@ -90,8 +99,9 @@ class DecodeScheduler:
             self._budget.promise(sequence, self._budget.blocks_for(num_tokens - cached))
 
     def num_uncached_tokens(self, sequence: Sequence) -> int:
-        """Tokens of ``sequence`` that no prefix cached here covers. Changes no cache state."""
-        return sequence.num_tokens - self._budget.usable_hit(sequence)
+        """Tokens of ``sequence`` that neither the pool nor host memory has. Changes nothing."""
+        hit = self._budget.loadable_hit(sequence, self._budget.usable_hit(sequence))
+        return sequence.num_tokens - hit
 
     def receive(
         self, owner: Owner, targets: Iterable[ReceiveTarget], operation: OperationId
@@ -150,6 +160,7 @@ class DecodeScheduler:
 
     def _end(self, sequence: Sequence, event: Event) -> tuple[Action, ...]:
         self._refused.pop(sequence.owner, None)
+        self._budget.forget(sequence)
         return self._table.end(sequence, event)
 
     def get(self, owner: Owner) -> Sequence | None:
@@ -160,6 +171,7 @@ class DecodeScheduler:
 
     def schedule(self) -> StepBatch | None:
         """Return the next step's batch, already dispatched in the block manager; None: no work."""
+        self._take_loads()
         chosen, starved = self._choose_running()
         # Where blocks are short nobody new comes in, unless nothing else would ever run.
         openings = [] if starved and (chosen or self._steps) else self._admit(chosen)
@@ -208,8 +220,8 @@ class DecodeScheduler:
 
     @property
     def num_running(self) -> int:
-        """Sequences in the batch or ready for it."""
-        return len(self._table.running) + len(self._table.ready)
+        """Sequences in the batch, ready for it, or being loaded."""
+        return len(self._table.running) + len(self._table.ready) + len(self._table.loading)
 
     @property
     def num_waiting(self) -> int:
@@ -277,7 +289,9 @@ class DecodeScheduler:
                 self._blocks.grow(sequence.owner, sequence.num_computed + num_tokens)
             except OutOfBlocksError:
                 victim = self._table.ready[-1] if self._table.ready else self._table.running[-1]
-                if victim.num_steps_in_flight or victim.owner in resting:
+                # What is being loaded can give its blocks up soon: better than giving up oneself.
+                is_last_resort = victim is sequence and bool(self._table.loading)
+                if victim.num_steps_in_flight or victim.owner in resting or is_last_resort:
                     resting.add(victim.owner)
                     return False
                 self._table.preempt(victim)
@@ -291,7 +305,7 @@ class DecodeScheduler:
         budget = self._config.max_batch_tokens - sum(num_tokens for _, num_tokens in chosen)
         openings: list[SlotOpening] = []
         while budget and self._table.free_slots and self._table.ready:
-            # Received KV goes first: it holds blocks and needs one token only (C19).
+            # Received and loaded KV goes first: it holds blocks, and needs little more (C19).
             sequence = self._table.ready[0]
             try:
                 self._blocks.grow(sequence.owner, sequence.num_known)
@@ -301,12 +315,14 @@ class DecodeScheduler:
                 self._table.preempt(self._table.ready[-1])
                 continue
             openings.append(self._start(sequence))
-            chosen.append((sequence, 1))
-            budget -= 1
-        while budget and self._table.free_slots and self._table.waiting:
-            sequence = self._table.waiting[0]
+            num_tokens = min(sequence.num_known - sequence.num_computed, budget)
+            chosen.append((sequence, num_tokens))
+            budget -= num_tokens
+        while budget and self._table.has_room and (sequence := self._next_waiting()) is not None:
             if not self._admit_waiting(sequence):
                 break
+            if sequence.state is State.LOADING:
+                continue
             openings.append(self._start(sequence))
             num_tokens = min(sequence.num_known - sequence.num_computed, budget)
             chosen.append((sequence, num_tokens))
@@ -325,9 +341,25 @@ class DecodeScheduler:
         cost = self._budget.cost(sequence, num_cached=cached, num_tokens=num_tokens)
         if cost > self._available():
             return False
-        self._budget.admit(sequence, num_cached=cached, num_tokens=num_tokens)
+        load = self._budget.admit_or_load(sequence, num_cached=cached, num_tokens=num_tokens)
         sequence.num_known = num_tokens
+        if load is not None:
+            self._table.begin_load(sequence, load)
         return True
+
+    def _next_waiting(self) -> Sequence | None:
+        """Return the first that waits for blocks only: who waits for storage is passed."""
+        return next((s for s in self._table.waiting if not self._budget.is_fetching(s)), None)
+
+    def _take_loads(self) -> None:
+        """Look at the loads that have ended."""
+        for load in self._budget.take_ended_loads():
+            sequence = self._table.loading.get(load.operation)
+            if sequence is None:
+                continue  # ended meanwhile
+            if not load.failed:
+                self._budget.settle_load(sequence, load.num_tokens)
+            self._table.end_load(sequence, failed=load.failed)
 
     def _is_preempted_one_waiting(self) -> bool:
         return bool(self._table.waiting) and self._table.waiting[0].num_preemptions > 0

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from blockmgr.token_run import TokenRun
-from core.ids import Owner, Slot
+from core.ids import OperationId, Owner, Slot
 from core.messages import FinishReason
 from core.sampling import SamplingParams, TokenLogprobs
 from decode.state import State
@@ -45,6 +45,10 @@ class Sequence:
     num_cached_tokens: int = 0
     """Prompt tokens found in this worker's prefix cache at the first admission."""
     num_preemptions: int = 0
+    load: OperationId | None = None
+    """The copy that fills its blocks while it is LOADING."""
+    may_load: bool = True
+    """False after a load from a tier failed: then it is computed."""
 
     @property
     def num_tokens(self) -> int:

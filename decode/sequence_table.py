@@ -3,7 +3,7 @@
 from collections import deque
 
 from blockmgr.block_manager import BlockManager
-from core.ids import Owner, Slot
+from core.ids import OperationId, Owner, Slot
 from decode.kv_budget import KVBudget
 from decode.sequence import Sequence
 from decode.state import Action, Event, State, advance
@@ -24,6 +24,7 @@ class SequenceTable:
         self._max_num_seqs = max_num_seqs
         self._sequence_of: dict[Owner, Sequence] = {}
         self.waiting: deque[Sequence] = deque()
+        self.loading: dict[OperationId, Sequence] = {}
         self.ready: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         """In order of admission: the last is the first victim."""
@@ -59,6 +60,28 @@ class SequenceTable:
         self._apply(sequence, Event.DELIVERED)
         self._budget.close_promise(sequence)
         self.ready.append(sequence)
+
+    def begin_load(self, sequence: Sequence, operation: OperationId) -> None:
+        """``operation`` fills the blocks of a WAITING sequence, which owns them now."""
+        self._apply(sequence, Event.LOAD_BEGAN)
+        sequence.load = operation
+        self.loading[operation] = sequence
+
+    def end_load(self, sequence: Sequence, *, failed: bool) -> None:
+        """The load is over. After a failure the sequence is computed, before all that waits."""
+        if failed:
+            self._apply(sequence, Event.LOAD_FAILED)
+            sequence.may_load = False
+            sequence.num_computed = sequence.num_settled = 0
+            self.waiting.appendleft(sequence)
+        else:
+            self._apply(sequence, Event.LOADED)
+            self.ready.append(sequence)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a slot is free that no sequence being loaded will need."""
+        return len(self.free_slots) > len(self.loading)
 
     def start(self, sequence: Sequence) -> Slot:
         """Put a WAITING or READY sequence into the batch and return its slot."""
@@ -99,6 +122,10 @@ class SequenceTable:
         match before:
             case State.WAITING:
                 self.waiting.remove(sequence)
+            case State.LOADING:
+                if sequence.load is not None:
+                    del self.loading[sequence.load]
+                    sequence.load = None
             case State.READY:
                 self.ready.remove(sequence)
             case State.RUNNING:

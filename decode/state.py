@@ -3,10 +3,14 @@
                  ┌──────────preempted──────────┐
                  v                             │
     ──local──> WAITING ──────admitted──────> RUNNING ──finished──> GONE
-                 ^                             ^  └────aborted──────^
-                 │preempted                    │admitted            │
-    ──remote─> REMOTE ──delivered──> READY ────┘                    │
-                 └─aborted, lost───────┴───aborted──────────────────┘
+                 │ ^ ^preempted                ^  └────aborted──────^
+      load began │ │ └──────────────┐          │admitted            │
+                 v │load failed     │          │                    │
+               LOADING ──loaded──> READY ──────┘                    │
+    ──remote─> REMOTE ──delivered───^ └────aborted──────────────────^
+                 └─aborted, lost────────────────────────────────────┘
+
+    LOADING ──aborted──> GONE as well.
 
 Pure. Steps, reads and copies still in flight are not a state of the sequence: its blocks wait for
 them in ``blockmgr`` after it is GONE, so every end releases at once.
@@ -24,10 +28,12 @@ class State(Enum):
 
     WAITING = auto()
     """Owns no block; its KV will be computed here."""
+    LOADING = auto()
+    """Owns all its blocks; KV that a tier has is being copied into them."""
     REMOTE = auto()
     """A prefill worker computes its KV, or reads of it are in progress."""
     READY = auto()
-    """All KV is here; waits for a place in the batch."""
+    """Its KV, received or loaded, is here; waits for a place in the batch."""
     RUNNING = auto()
     """In the batch: prefill chunks or decode tokens."""
     GONE = auto()
@@ -38,6 +44,9 @@ class Event(Enum):
     """What happened to a sequence."""
 
     ADMITTED = auto()
+    LOAD_BEGAN = auto()
+    LOADED = auto()
+    LOAD_FAILED = auto()
     DELIVERED = auto()
     PREEMPTED = auto()
     FINISHED = auto()
@@ -58,6 +67,10 @@ _END_OF_RUNNING = (Action.RELEASE_BLOCKS, Action.FREE_SLOT)
 TRANSITIONS: Final[Mapping[tuple[State, Event], tuple[State, tuple[Action, ...]]]] = {
     (State.WAITING, Event.ADMITTED): (State.RUNNING, ()),
     (State.WAITING, Event.ABORTED): (State.GONE, ()),
+    (State.WAITING, Event.LOAD_BEGAN): (State.LOADING, ()),
+    (State.LOADING, Event.LOADED): (State.READY, ()),
+    (State.LOADING, Event.LOAD_FAILED): (State.WAITING, (Action.RELEASE_BLOCKS,)),
+    (State.LOADING, Event.ABORTED): (State.GONE, (Action.RELEASE_BLOCKS,)),
     (State.REMOTE, Event.DELIVERED): (State.READY, ()),
     (State.REMOTE, Event.PREFILL_LOST): (State.GONE, (Action.RELEASE_BLOCKS,)),
     (State.REMOTE, Event.ABORTED): (State.GONE, (Action.CANCEL_READS, Action.RELEASE_BLOCKS)),

@@ -7,7 +7,15 @@ import pytest
 from core.errors import InvalidTransitionError
 from decode.state import TRANSITIONS, Action, Event, State, advance
 
+LOADS = {Event.LOAD_BEGAN, Event.LOADED, Event.LOAD_FAILED}
 IMPOSSIBLE = {
+    *((state, event) for state in (State.REMOTE, State.READY, State.RUNNING) for event in LOADS),
+    *((State.WAITING, event) for event in (Event.LOADED, Event.LOAD_FAILED)),
+    *(
+        (State.LOADING, event)
+        for event in Event
+        if event not in {Event.LOADED, Event.LOAD_FAILED, Event.ABORTED}
+    ),
     *((State.WAITING, event) for event in (Event.DELIVERED, Event.PREEMPTED, Event.FINISHED)),
     (State.WAITING, Event.PREFILL_LOST),
     *((State.REMOTE, event) for event in (Event.ADMITTED, Event.PREEMPTED, Event.FINISHED)),
@@ -23,7 +31,7 @@ def test_every_pair_of_state_and_event_is_decided_once() -> None:
 
 
 def test_blocks_are_released_exactly_where_ownership_ends() -> None:
-    owning = {State.REMOTE, State.READY, State.RUNNING}
+    owning = {State.REMOTE, State.LOADING, State.READY, State.RUNNING}
     for (state, event), (after, actions) in TRANSITIONS.items():
         ends = state in owning and after not in owning
         assert (Action.RELEASE_BLOCKS in actions) == ends, (state, event)
