@@ -1,0 +1,96 @@
+"""Every cell of the pool remembers who wrote it, in which life of its block.
+
+The fuzz's oracle compares contents. Two owners with equal tokens write equal contents, so a late
+writer could pass it by luck; it cannot pass this one.
+"""
+
+import random
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from blockmgr.block_manager import BlockManager
+from core.ids import BlockId, Generation, Owner
+from tests.blockmgr.test_fuzz import CancelIsTerminal, WithoutStepFence, run
+from tests.blockmgr.world import BLOCK_SIZE, NUM_BLOCKS, Cell, Life, Step, World
+
+
+class Stamp(NamedTuple):
+    """Who wrote a cell, in which life of its block."""
+
+    writer: Owner
+    generation: Generation
+
+
+class StampedWorld(World):
+    """A world whose writes are stamped when they are dispatched, and land with their stamp."""
+
+    def __init__(self, kind: type[BlockManager] = BlockManager) -> None:
+        super().__init__(kind)
+        self.stamps = np.full((NUM_BLOCKS, BLOCK_SIZE), None, dtype=object)
+        self.pending: dict[int, list[tuple[Cell, Stamp]]] = {}
+        """By identity of the list of cells that a step or read will write."""
+
+    def begin_receive(self, pick: int, count: int) -> None:
+        before = set(self.reads)
+        super().begin_receive(pick, count)
+        for operation in set(self.reads) - before:
+            read = self.reads[operation]
+            self.pending[id(read.writes)] = [
+                (cell, self._stamp(read.life.owner, cell)) for cell in read.writes
+            ]
+
+    def _take_part(self, step: Step, life: Life, end: int) -> None:
+        first = len(step.writes)
+        super()._take_part(step, life, end)
+        stamped = self.pending.setdefault(id(step.writes), [])
+        stamped += [(cell, self._stamp(life.owner, cell)) for cell in step.writes[first:]]
+
+    def _write(self, cells: list[Cell]) -> None:
+        super()._write(cells)
+        for (block_id, slot, _), stamp in self.pending.pop(id(cells), []):
+            self.stamps[block_id, slot] = stamp
+
+    def _stamp(self, owner: Owner, cell: Cell) -> Stamp:
+        return Stamp(owner, self.blocks.generation(BlockId(cell[0])))
+
+    def check(self) -> None:
+        """Assert also that settled cells were written in the life that their block is in."""
+        super().check()
+        self.check_stamps()
+
+    def check_stamps(self) -> None:
+        """Assert only that."""
+        for life in self.lives:
+            for table in self.blocks.block_tables(life.owner):
+                for position in range(life.settled):
+                    block_id = int(table[position // BLOCK_SIZE])
+                    if block_id >= 0:
+                        stamp = self.stamps[block_id, position % BLOCK_SIZE]
+                        now = self.blocks.generation(BlockId(block_id))
+                        is_of_now = stamp is not None and stamp.generation == now
+                        assert is_of_now, f"{life.owner} at {position} reads what {stamp} wrote"
+
+
+class StampsOnly(StampedWorld):
+    """Leaves everything else unnoticed."""
+
+    def check(self) -> None:
+        self.check_stamps()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_j02_every_reader_sees_only_writers_of_this_life_of_its_block(seed: int) -> None:
+    run(StampedWorld(), random.Random(seed), num_events=300)
+
+
+def run_many(kind: type[BlockManager]) -> None:
+    for seed in range(20):
+        run(StampsOnly(kind), random.Random(seed), num_events=300)
+
+
+@pytest.mark.parametrize("kind", [WithoutStepFence, CancelIsTerminal])
+def test_j02_a_writer_of_an_earlier_life_is_noticed(kind: type[BlockManager]) -> None:
+    with pytest.raises(AssertionError, match="reads what Stamp"):
+        run_many(kind)
