@@ -5,12 +5,14 @@ writer could pass it by luck; it cannot pass this one.
 """
 
 import random
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from blockmgr.block_manager import BlockManager
+from core.errors import InternalError
 from core.ids import BlockId, Generation, Owner
 from tests.blockmgr.test_fuzz import CancelIsTerminal, WithoutStepFence, run
 from tests.blockmgr.world import BLOCK_SIZE, NUM_BLOCKS, Cell, Life, Step, World
@@ -85,12 +87,15 @@ def test_j02_every_reader_sees_only_writers_of_this_life_of_its_block(seed: int)
     run(StampedWorld(), random.Random(seed), num_events=300)
 
 
-def run_many(kind: type[BlockManager]) -> None:
-    for seed in range(20):
-        run(StampsOnly(kind), random.Random(seed), num_events=300)
+def complaints(kind: type[BlockManager]) -> Iterator[str]:
+    """Yield what each of many worlds ends with, if it does not end well."""
+    for seed in range(40):
+        try:
+            run(StampsOnly(kind), random.Random(seed), num_events=300)
+        except (AssertionError, InternalError) as error:
+            yield str(error)
 
 
 @pytest.mark.parametrize("kind", [WithoutStepFence, CancelIsTerminal])
 def test_j02_a_writer_of_an_earlier_life_is_noticed(kind: type[BlockManager]) -> None:
-    with pytest.raises(AssertionError, match="reads what Stamp"):
-        run_many(kind)
+    assert any("reads what Stamp" in complaint for complaint in complaints(kind))
