@@ -1,19 +1,22 @@
 """Gives blocks to holdings: pinned from the prefix tree, or new, all or none."""
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
 
+from blockmgr.block_table import HOLE
 from blockmgr.free_queue import BlockIds
 from blockmgr.holding import Holding
 from blockmgr.pool import BlockPool
 from blockmgr.prefix_tree import PrefixTree
 from blockmgr.states import Hold
 from blockmgr.stats import BlockStats
+from blockmgr.token_run import TokenRun
 from blockmgr.zero_list import ZeroList
 from core.errors import DoubleReleaseError, InvalidTransitionError, OutOfBlocksError
 
-_NO_BLOCKS = np.empty(0, dtype=np.int32)
+_NO_BLOCKS = np.empty(0, dtype=np.int64)
 
 
 class BlockAllocator:
@@ -83,14 +86,18 @@ class BlockAllocator:
             self.note_cover(holding)
 
     def _append_column(self, holding: Holding, num_blocks: int) -> bool:
-        """Put one FREE block behind each table; False, without a trace: not that simple."""
-        tables = holding.tables
-        if self._pool.num_free < len(tables):
-            return False
-        if any(len(table) != num_blocks - 1 for table in tables):
-            return False
+        """Put one block behind each table; False, without a trace: not that simple."""
+        tables, pool = holding.tables, self._pool
         for table in tables:
-            block_id = self._pool.allocate_one()
+            if len(table) != num_blocks - 1:
+                return False
+        lacking = len(tables) - pool.num_free
+        if lacking > 0:
+            if len(tables) > pool.num_allocatable:
+                return False
+            self._tree.evict(lacking, self._recycle)
+        for table in tables:
+            block_id = pool.allocate_one()
             table.append(block_id)
             self._zero_list.add_one(block_id, holding)
         self._stats.allocations += len(tables)
@@ -115,6 +122,8 @@ class BlockAllocator:
         tokens, first = holding.tokens, holding.num_offered_blocks
         if tokens is None or num_blocks <= first:
             return
+        if num_blocks == first + 1 and self._offer_one(holding, tokens, first):
+            return
         holding.prefix_node, taken = self._tree.offer(
             tokens, holding.tables, holding.prefix_node, first, num_blocks
         )
@@ -122,7 +131,21 @@ class BlockAllocator:
         if len(taken) == 1:
             self._pool.keep_one(taken[0])
         elif taken:
-            self._pool.keep(np.array(taken, dtype=np.int32))
+            self._pool.keep(np.array(taken, dtype=np.int64))
+
+    def _offer_one(self, holding: Holding, tokens: TokenRun, index: int) -> bool:
+        """Lengthen the leaf that the last offer ended in; False, without a trace: it is none."""
+        node = holding.prefix_node
+        if node is None or node.end != index:
+            return False
+        column = array("q", [table.block_at(index) for table in holding.tables])
+        if not self._tree.extend_leaf(node, column, tokens.slice(index, index + 1)):
+            return False
+        holding.num_offered_blocks = index + 1
+        for block_id in column:
+            if block_id != HOLE:
+                self._pool.keep_one(block_id)
+        return True
 
     def forget_all(self) -> None:
         """Empty the prefix tree; blocks that nothing else holds become FREE."""
@@ -141,8 +164,9 @@ class BlockAllocator:
                 f"{holding.owner}: no usable hit of {num_blocks} blocks for these tokens; ask "
                 "count_cached_tokens with max_tokens for what may be hit"
             )
+        holding.prefix_node = hit.node
         pinned: list[BlockIds] = []
-        for table, runs in zip(holding.tables, hit, strict=True):
+        for table, runs in zip(holding.tables, hit.runs, strict=True):
             for indices, block_ids in runs:
                 table.put(indices, block_ids)
                 pinned.append(block_ids)
@@ -152,7 +176,7 @@ class BlockAllocator:
     def _require(self, count: int, *, pinned: BlockIds = _NO_BLOCKS) -> None:
         """Raise unless ``count`` blocks are allocatable beside ``pinned``."""
         available = self._pool.num_allocatable
-        if len(pinned):
+        if count > available - len(pinned):
             available -= int(self._pool.is_cached(pinned).sum())
         if count > available:
             self._stats.allocation_failures += 1

@@ -93,7 +93,9 @@ class BlockManager(BlockReadings):
             OutOfBlocksError: nothing was taken.
             InvalidTransitionError: ``owner`` is not held, or is a lease.
         """
-        holding = self._active(owner)
+        holding = self._holdings.get(owner)
+        if holding is None or holding.is_lease:
+            holding = self._active(owner)  # says what is wrong
         if num_tokens > holding.num_covered_tokens:
             self._allocator.grow(holding, self._layout.num_blocks_for(num_tokens))
             if self._history is not None:
@@ -256,7 +258,7 @@ class BlockManager(BlockReadings):
         """
         holding = self._held(owner)
         self._require_new(operation)
-        named = np.array(list(block_ids), dtype=np.int32)
+        named = np.array(list(block_ids), dtype=np.int64)
         if len(np.intersect1d(named, holding.release_order)) != len(named):
             raise InvalidTransitionError(f"operation {operation} names blocks not of {owner}")
         self._pool.change(named, add=_operation_holds(writes=writes))

@@ -11,6 +11,7 @@ from core.kv_layout import KVGroup
 
 HOLE: Final = -1
 """Entry of a position that has no block: behind a sliding window, or not received."""
+_NO_ENTRIES: Final = np.empty(0, dtype=np.int64)
 
 
 class BlockTable:
@@ -24,7 +25,7 @@ class BlockTable:
         self.group = group
         self.first_live = num_sink_blocks(group, block_size)
         self._block_size = block_size
-        self._entries = np.full(8, HOLE, dtype=np.int32)
+        self._entries = _NO_ENTRIES
         self._length = 0
         self._num_held = 0
 
@@ -42,11 +43,13 @@ class BlockTable:
         entries = self.entries
         return entries if self._num_held == self._length else entries[entries != HOLE]
 
+    def block_at(self, index: int) -> int:
+        """Return the id or hole at ``index``, which is covered."""
+        return int(self._entries[index])
+
     def column(self, indices: range) -> "array[int]":
         """Return ids and holes at ``indices``, all of them covered."""
-        if len(indices) == 1:
-            return array("i", (int(self._entries[indices.start]),))
-        return array("i", self._entries[indices.start : indices.stop].tobytes())
+        return array("q", self._entries[indices.start : indices.stop].tobytes())
 
     def held_in(self, indices: slice) -> BlockIds:
         """The block ids at ``indices``, without holes."""
@@ -92,8 +95,11 @@ class BlockTable:
 
     def append(self, block_id: int) -> None:
         """Put one block behind the end."""
-        self._reserve(self._length + 1)
-        self._entries[self._length - 1] = block_id
+        if self._length == len(self._entries):
+            self._reserve(self._length + 1)
+            self._length -= 1
+        self._entries[self._length] = block_id
+        self._length += 1
         self._num_held += 1
 
     def skip(self, num_settled_tokens: int) -> None:
@@ -123,7 +129,9 @@ class BlockTable:
 
     def _reserve(self, length: int) -> None:
         if length > len(self._entries):
-            grown = np.full(max(length, 2 * len(self._entries)), HOLE, dtype=np.int32)
+            # Room for some growth: most tables are made once, then get a block now and then.
+            grown = np.empty(length + max(8, length // 4), dtype=np.int64)
             grown[: self._length] = self.entries
+            grown[self._length :] = HOLE
             self._entries = grown
         self._length = max(self._length, length)

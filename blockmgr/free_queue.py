@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-BlockIds = NDArray[np.int32]
+BlockIds = NDArray[np.int64]
 
 
 class FreeQueue:
@@ -13,7 +13,7 @@ class FreeQueue:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        self._ring = np.arange(num_blocks, dtype=np.int32)
+        self._ring = np.arange(num_blocks, dtype=np.int64)
         self._head = 0
         self._length = num_blocks
 

@@ -1,7 +1,7 @@
 """The blocks of one worker: what holds each of them, its state and its generation."""
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -108,7 +108,7 @@ class BlockPool:
 
     def cached(self) -> BlockIds:
         """Return all CACHED blocks; the work is proportional to the pool."""
-        return np.flatnonzero(self._words == _CACHED_WORD).astype(np.int32)
+        return np.flatnonzero(self._words == _CACHED_WORD)
 
     def generations(self, block_ids: BlockIds) -> NDArray[np.int64]:
         """Return how often each of ``block_ids`` has been allocated."""
@@ -140,7 +140,7 @@ class BlockPool:
         counts[BlockState.FREE.value] -= 1
         counts[BlockState.ACTIVE.value] += 1
         if self.observers:
-            self._tell(np.array([block_id], dtype=np.int32), BlockState.FREE, BlockState.ACTIVE)
+            self._tell(np.array([block_id], dtype=np.int64), BlockState.FREE, BlockState.ACTIVE)
         return block_id
 
     def keep(self, block_ids: BlockIds) -> None:
@@ -159,30 +159,37 @@ class BlockPool:
         Raises:
             DoubleReleaseError: some blocks, all named, do not have a hold to drop. They were left
                 alone; all others were changed.
-            InternalError: a counter is full. Nothing was changed.
+            InternalError: a counter of some blocks is full. The same holds.
         """
-        words = self._words[block_ids]
-        has_holds = self._has(words, drop)
-        if not has_holds.all():
-            absent = block_ids[~has_holds].tolist()
-            self.change(block_ids[has_holds], add=add, drop=drop)
-            names = "+".join(hold.name for hold in drop)
-            raise DoubleReleaseError(f"blocks {absent} have no {names} to drop")
-        for hold in add:
-            if ((words & MASK_OF_HOLD[hold]) == MASK_OF_HOLD[hold]).any():
-                raise InternalError(f"a block's {hold.name} count is full")
         delta = sum(UNIT_OF_HOLD[hold] for hold in add) - sum(UNIT_OF_HOLD[hold] for hold in drop)
-        self._words[block_ids] = words + delta
-        for old, new, moved in _by_transition(block_ids, words, delta):
-            if new is BlockState.FREE:
-                self._free.append(moved)
-            self._moved(moved, old, new)
+        refused: list[int] = []
+        words = self._words[block_ids]
+        # Few words differ in a batch, and those that become FREE or CACHED never do: so the order
+        # of the batch is kept where it matters.
+        while len(block_ids):
+            word = int(words[0])
+            is_same = words == word
+            if is_same.all():
+                same, block_ids = block_ids, block_ids[:0]
+            else:
+                same = block_ids[is_same]
+                block_ids, words = block_ids[~is_same], words[~is_same]
+            if _is_possible(word, add, drop):
+                self._change_equal(same, word, word + delta)
+            else:
+                refused += same.tolist()
+        if refused:
+            _raise_refused(refused, add, drop)
 
-    def _has(self, words: NDArray[np.int64], holds: Sequence[Hold]) -> NDArray[np.bool_]:
-        has = np.ones(len(words), dtype=np.bool_)
-        for hold in holds:
-            has &= (words & MASK_OF_HOLD[hold]) != 0
-        return has
+    def _change_equal(self, block_ids: BlockIds, word: int, new_word: int) -> None:
+        """Change blocks that all have ``word``."""
+        self._words[block_ids] = new_word
+        old, new = state_of_word(word), state_of_word(new_word)
+        if old is new:
+            return
+        if new is BlockState.FREE:
+            self._free.append(block_ids)
+        self._moved(block_ids, old, new)
 
     def _moved(self, block_ids: BlockIds, old: BlockState, new: BlockState) -> None:
         self._counts[old.value] -= len(block_ids)
@@ -211,21 +218,15 @@ class BlockPool:
         assert np.array_equal(np.sort(self._free.block_ids), free), "FREE blocks are not queued"
 
 
-def _by_transition(
-    block_ids: BlockIds, words: NDArray[np.int64], delta: int
-) -> Iterator[tuple[BlockState, BlockState, BlockIds]]:
-    """Split blocks whose holds were ``words`` by old and new state; drop those that stay."""
-    if not len(words):
-        return
-    first = int(words[0])
-    if (words == first).all():
-        old, new = state_of_word(first), state_of_word(first + delta)
-        if old is not new:
-            yield old, new, block_ids
-        return
-    before, after = states_of(words), states_of(words + delta)
-    pairs = before * len(BlockState) + after
-    for pair in np.unique(pairs).tolist():
-        old, new = divmod(pair, len(BlockState))
-        if old != new:
-            yield BlockState(old), BlockState(new), block_ids[pairs == pair]
+def _is_possible(word: int, add: Sequence[Hold], drop: Sequence[Hold]) -> bool:
+    return all(word & MASK_OF_HOLD[hold] for hold in drop) and all(
+        word & MASK_OF_HOLD[hold] != MASK_OF_HOLD[hold] for hold in add
+    )
+
+
+def _raise_refused(block_ids: list[int], add: Sequence[Hold], drop: Sequence[Hold]) -> None:
+    if drop:
+        names = "+".join(hold.name for hold in drop)
+        raise DoubleReleaseError(f"blocks {block_ids} have no {names} to drop")
+    names = "+".join(hold.name for hold in add)
+    raise InternalError(f"blocks {block_ids} have as many {names} as can be counted")

@@ -77,11 +77,11 @@ class PrefixNode:
 
     def row(self, group: int, start: int, stop: int) -> BlockIds:
         """Return a copy of the ids of ``group`` at the absolute indices ``[start, stop)``."""
-        return np.array(self.rows[group][start - self.start : stop - self.start], dtype=np.int32)
+        return np.array(self.rows[group][start - self.start : stop - self.start], dtype=np.int64)
 
     def blocks_from(self, index: int) -> BlockIds:
         """Return the blocks of all groups from ``index`` to the end, the last column first."""
-        columns = np.array([row[index - self.start :] for row in self.rows], dtype=np.int32)
+        columns = np.array([row[index - self.start :] for row in self.rows], dtype=np.int64)
         block_ids = columns[:, ::-1].T.ravel()
         return block_ids[block_ids != HOLE]
 
@@ -91,6 +91,13 @@ class PrefixNode:
         for row, column in zip(self.rows, columns, strict=True):
             row.extend(column)
         self.end += len(columns[0])
+
+    def append_one(self, tokens: bytearray, column: "array[int]") -> None:
+        """Do the same with one column, given as one id per group."""
+        self.tokens += tokens
+        self.end += 1
+        for row, block_id in zip(self.rows, column, strict=True):
+            row.append(block_id)
 
     def truncate(self, end: int) -> None:
         """Shorten the run of a node without children; at least one column stays."""

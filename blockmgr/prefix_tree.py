@@ -8,6 +8,7 @@ Source: RadixAttention (Zheng et al., SGLang, 2024, section 3), block-aligned.
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,8 +22,33 @@ from blockmgr.window import WindowReach, needed_blocks
 from core.kv_layout import KVGroup
 
 _NOWHERE = -1
-Path = list[tuple[PrefixNode, int]]
-"""Nodes from the root's child on, each with the leading blocks matched up to and in it."""
+_FEW = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """Where a prefix is."""
+
+    node: PrefixNode
+    """In which it ends."""
+    runs: list[list[tuple[range, BlockIds]]]
+    """Per group, runs of absolute indices with their block ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """The answer to a walk, and for what it holds."""
+
+    tokens: TokenRun | None
+    nbytes: int
+    version: int
+    path: list[PrefixNode]
+    num_blocks: int
+
+    def is_for(self, tokens: TokenRun, version: int) -> bool:
+        return (
+            self.tokens is tokens and self.version == version and self.nbytes == len(tokens.packed)
+        )
 
 
 class PrefixTree:
@@ -51,12 +77,15 @@ class PrefixTree:
         self._roots: dict[bytes, PrefixNode] = {}
         self._nodes: list[PrefixNode | None] = []
         self._free_indices: list[int] = []
-        self._index_of = array("i", [_NOWHERE]) * pool.num_blocks
-        self._index_of_block = np.frombuffer(self._index_of, dtype=np.int32)
+        self._index_of = array("q", [_NOWHERE]) * pool.num_blocks
+        self._index_of_block = np.frombuffer(self._index_of, dtype=np.int64)
         self._leaves = LeafOrder()
         self._window_order: dict[PrefixNode, None] = {}
         """Nodes whose blocks in groups with a window may be evictable, longest unused first."""
         self._time = 0
+        self._version = 0
+        """Grows whenever a walk may end elsewhere than before."""
+        self._last_match = _Match(None, 0, 0, [], 0)
 
     @property
     def num_nodes(self) -> int:
@@ -71,8 +100,7 @@ class PrefixTree:
         A group without a window needs all of them; one with a window needs its sinks and what the
         window reaches back to from the end of the run. Changes nothing.
         """
-        path = list(self._match(tokens, most))
-        count = path[-1][1] if path else 0
+        path, count = self._match(tokens, most)
         if not self._windows or not count:
             return count
         usable = np.ones(count, dtype=np.bool_)
@@ -80,13 +108,13 @@ class PrefixTree:
             usable &= reach.usable_lengths(_ids_along(path, reach.index, range(count)) != HOLE)
         return int(usable.nonzero()[0][-1]) + 1 if usable.any() else 0
 
-    def find(self, tokens: TokenRun, num_blocks: int) -> list[list[tuple[range, BlockIds]]] | None:
+    def find(self, tokens: TokenRun, num_blocks: int) -> PrefixHit | None:
         """Return the blocks with which each group goes on after ``num_blocks`` leading blocks.
 
-        Per group, runs of absolute indices with their block ids; None if one is missing.
+        None if one is missing. Changes nothing.
         """
-        path = list(self._match(tokens, num_blocks))
-        if (path[-1][1] if path else 0) < num_blocks:
+        path, count = self._match(tokens, num_blocks)
+        if count < num_blocks:
             return None
         num_tokens = num_blocks * self._block_size
         found = [
@@ -98,16 +126,32 @@ class PrefixTree:
         ]
         if self._windows and any((ids == HOLE).any() for runs in found for _, ids in runs):
             return None
-        return found
+        return PrefixHit(path[-1], found)
 
-    def _match(self, tokens: TokenRun, most: int) -> Iterator[tuple[PrefixNode, int]]:
+    def _match(self, tokens: TokenRun, most: int) -> tuple[list[PrefixNode], int]:
+        """Return the nodes along ``tokens``, and how many of at most ``most`` blocks match.
+
+        A request is looked up, priced and admitted: the last answer is kept until a change.
+        """
+        if self._last_match.is_for(tokens, self._version):
+            path, matched = self._last_match.path, self._last_match.num_blocks
+        else:
+            path, matched = self._walk(tokens)
+            self._last_match = _Match(tokens, len(tokens.packed), self._version, path, matched)
+        if matched <= most:
+            return path, matched
+        return [node for node in path if node.start < most], most
+
+    def _walk(self, tokens: TokenRun) -> tuple[list[PrefixNode], int]:
         node = self._roots.get(tokens.namespace)
-        at, most = 0, min(most, tokens.num_blocks)
-        while node is not None and at < most and at == node.end:
+        path: list[PrefixNode] = []
+        at, num_blocks = 0, tokens.num_blocks
+        while node is not None and at < num_blocks and at == node.end:
             node = node.children.get(tokens.key(at))
             if node is not None:
-                at = min(most, at + tokens.count_equal(at, node.tokens, skip=0))
-                yield node, at
+                at += tokens.count_equal(at, node.tokens, skip=0)
+                path.append(node)
+        return path, at
 
     # Keeping
 
@@ -134,8 +178,9 @@ class PrefixTree:
         Returns:
             The node for the next offer, and the blocks taken, which the caller gives the hold.
         """
+        self._version += 1
         node, at = self._resume(tokens, node, start)
-        taken = array("i")
+        taken = array("q")
         while at < stop:
             if at < node.end:
                 skip = at - node.start
@@ -152,6 +197,25 @@ class PrefixTree:
                 at = stop
         return node, taken
 
+    def extend_leaf(self, node: PrefixNode, column: "array[int]", key: bytearray) -> bool:
+        """Put one column behind ``node``, as ``offer`` would: what decoding does all the time.
+
+        Returns:
+            False, and nothing was changed: ``node`` is not a leaf of the tree (any more).
+        """
+        if node.children or node.parent is None or node.index == _NOWHERE:
+            return False
+        self._version += 1
+        if node.is_ordered:
+            self._leaves.remove(node)
+        if self._windows:
+            self._window_order.setdefault(node)
+        node.append_one(key, column)
+        for block_id in column:
+            if block_id != HOLE:
+                self._index_of[block_id] = node.index
+        return True
+
     def _resume(
         self, tokens: TokenRun, node: PrefixNode | None, start: int
     ) -> tuple[PrefixNode, int]:
@@ -162,7 +226,7 @@ class PrefixTree:
             return node, start
         root = self._roots.get(tokens.namespace)
         if root is None:
-            root = PrefixNode(None, 0, bytearray(), [array("i") for _ in self._groups])
+            root = PrefixNode(None, 0, bytearray(), [array("q") for _ in self._groups])
             root.key = tokens.namespace
             self._roots[tokens.namespace] = root
         return root, 0
@@ -192,8 +256,9 @@ class PrefixTree:
         if self._windows:
             self._window_order.setdefault(node)
         for column in columns:
-            self._map(column, node.index)
-            taken.extend(column)
+            present = self._without_holes(column)
+            self._map(present, node.index)
+            taken.extend(present)
         return node
 
     def _split(self, node: PrefixNode, at: int, block_nbytes: int) -> PrefixNode:
@@ -201,7 +266,7 @@ class PrefixTree:
         upper = node.split(at, block_nbytes)
         self._enter(upper)
         for row in upper.rows:
-            self._map(row, upper.index)
+            self._map(self._without_holes(row), upper.index)
         if self._windows:
             self._window_order.setdefault(upper)
         return upper
@@ -268,7 +333,8 @@ class PrefixTree:
             recycle: Called once with all that the order of eviction gave, also if something fails
                 midway. Blocks that follow a prefix in use are a rare second call.
         """
-        taken = array("i")
+        self._version += 1
+        taken = array("q")
         try:
             while len(taken) < count and self._take_oldest(count - len(taken), taken):
                 pass
@@ -280,7 +346,7 @@ class PrefixTree:
 
     def _recycle(self, taken: "array[int]", recycle: Callable[[BlockIds], None]) -> None:
         if taken:
-            block_ids = np.array(taken, dtype=np.int32)
+            block_ids = np.array(taken, dtype=np.int64)
             self._index_of_block[block_ids] = _NOWHERE
             recycle(block_ids)
 
@@ -300,12 +366,12 @@ class PrefixTree:
 
     def _take_leaf(self, leaf: PrefixNode, count: int, taken: "array[int]") -> None:
         """Take whole columns from the end of ``leaf``, as far as all of a column is CACHED."""
-        unused = self._count_unused(leaf)
+        unused = self._count_unused(leaf, count)
         if len(leaf.rows) == 1:
             num_columns = min(unused, count)
             taken.extend(leaf.rows[0][: -num_columns - 1 : -1])
         else:
-            rows = np.array([row[-unused:] for row in leaf.rows], dtype=np.int32)
+            rows = np.array([row[-unused:] for row in leaf.rows], dtype=np.int64)
             num_present = np.cumsum((rows != HOLE).sum(axis=0)[::-1])
             num_columns = min(unused, int(np.searchsorted(num_present, count)) + 1)
             taken.extend(leaf.blocks_from(leaf.end - num_columns).tolist())
@@ -316,11 +382,19 @@ class PrefixTree:
         if num_columns < unused:
             self._leaves.put_back(leaf)
 
-    def _count_unused(self, leaf: PrefixNode) -> int:
-        """Columns at the end of ``leaf`` that are CACHED as a whole; the last one is."""
+    def _count_unused(self, leaf: PrefixNode, count: int) -> int:
+        """Columns at the end of ``leaf`` that are CACHED as a whole; the last one is.
+
+        Where they are many, more than ``count`` and how many more does not matter.
+        """
         if leaf.num_columns == 1:
             return 1
-        rows = np.array(leaf.rows, dtype=np.int32)
+        if count < _FEW and len(leaf.rows) == 1:
+            is_cached = self._pool.is_one_cached
+            row = leaf.rows[0]
+            most = min(count + 1, len(row))
+            return next((at for at in range(1, most) if not is_cached(row[-1 - at])), most)
+        rows = np.array(leaf.rows, dtype=np.int64)
         unused = ((rows == HOLE) | self._pool.is_cached(rows)).all(axis=0)[::-1]
         return len(unused) if unused.all() else int(unused.argmin())
 
@@ -384,11 +458,11 @@ class PrefixTree:
         if not nodes:
             return 0
         node = min(nodes, key=lambda node: node.last_used)
-        rows = np.array(node.rows, dtype=np.int32)
+        rows = np.array(node.rows, dtype=np.int64)
         unused = ((rows != HOLE) & self._pool.is_cached(rows)).any(axis=0)
         block_ids = self._cut(node, node.start + int(unused.argmax()))
         num_cached = int(self._pool.is_cached(block_ids).sum())
-        self._recycle(array("i", block_ids.tolist()), recycle)
+        self._recycle(array("q", block_ids.tolist()), recycle)
         return num_cached
 
     def _cut(self, node: PrefixNode, index: int) -> BlockIds:
@@ -411,10 +485,11 @@ class PrefixTree:
 
     def forget_all(self) -> BlockIds:
         """Empty the tree; return the blocks, which the caller takes the hold of."""
-        block_ids = np.flatnonzero(self._index_of_block != _NOWHERE).astype(np.int32)
+        block_ids = np.flatnonzero(self._index_of_block != _NOWHERE)
         for node in self._nodes:
             if node is not None:
                 node.index = _NOWHERE
+        self._version += 1
         self._roots.clear()
         self._nodes.clear()
         self._free_indices.clear()
@@ -458,18 +533,21 @@ class PrefixTree:
 
     def _map(self, block_ids: "array[int]", index: int) -> None:
         if len(block_ids) == 1:
-            if block_ids[0] != HOLE:
-                self._index_of[block_ids[0]] = index
-            return
-        named = np.array(block_ids, dtype=np.int32)
-        self._index_of_block[named if not self._windows else named[named != HOLE]] = index
+            self._index_of[block_ids[0]] = index
+        else:
+            self._index_of_block[np.array(block_ids, dtype=np.int64)] = index
+
+    def _without_holes(self, row: "array[int]") -> "array[int]":
+        if not self._windows or HOLE not in row:
+            return row
+        return array("q", [block_id for block_id in row if block_id != HOLE])
 
     # Checking
 
     @property
     def block_ids(self) -> BlockIds:
         """All blocks that can be hit; the work is proportional to the pool."""
-        return np.flatnonzero(self._index_of_block != _NOWHERE).astype(np.int32)
+        return np.flatnonzero(self._index_of_block != _NOWHERE)
 
     def check_invariants(self) -> None:
         """Assert the invariants above."""
@@ -494,11 +572,11 @@ class PrefixTree:
         assert seen == set(self.block_ids.tolist()), "a block is mapped and in no column"
 
 
-def _ids_along(path: Path, group: int, indices: range) -> BlockIds:
+def _ids_along(path: list[PrefixNode], group: int, indices: range) -> BlockIds:
     """Return the ids of ``group`` at ``indices`` along ``path``, holes included."""
     parts = [
         node.row(group, max(node.start, indices.start), min(node.end, indices.stop))
-        for node, _ in path
+        for node in path
         if node.start < indices.stop and node.end > indices.start
     ]
-    return parts[0] if len(parts) == 1 else np.concatenate((*parts, np.empty(0, dtype=np.int32)))
+    return parts[0] if len(parts) == 1 else np.concatenate((*parts, np.empty(0, dtype=np.int64)))

@@ -93,7 +93,7 @@ class BlockReadings:
 
     def block_tables(self, owner: Owner) -> tuple[NDArray[np.int32], ...]:
         """Return a copy of the tables of ``owner``: per group, ids by absolute index, or -1."""
-        return tuple(table.entries.copy() for table in self._held(owner).tables)
+        return tuple(table.entries.astype(np.int32) for table in self._held(owner).tables)
 
     def num_tokens_covered(self, owner: Owner) -> int:
         """Tokens of ``owner`` from the first on that have room in every group."""
@@ -168,7 +168,7 @@ class BlockReadings:
 
     def waits_of(self, block_id: BlockId) -> BlockWaits:
         """Return both conditions of a block's reuse, each on its own."""
-        ids = np.array([block_id], dtype=np.int32)
+        ids = np.array([block_id])
         return BlockWaits(
             releases=int(self._pool.holds(Hold.STEP, ids)[0]),
             operations=int(self._pool.holds(Hold.OPERATION, ids)[0]),
@@ -176,7 +176,7 @@ class BlockReadings:
 
     def generation(self, block_id: BlockId) -> Generation:
         """Return how often the block has been allocated."""
-        return Generation(int(self._pool.generations(np.array([block_id], dtype=np.int32))[0]))
+        return Generation(int(self._pool.generations(np.array([block_id]))[0]))
 
     def operation_blocks(self, operation: OperationId) -> list[tuple[BlockId, Generation]]:
         """Return what ``operation`` named when it began; nothing if it is not pending."""

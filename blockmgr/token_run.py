@@ -1,6 +1,7 @@
 """The tokens of one sequence, packed so that runs of them are compared as bytes."""
 
 import hashlib
+import sys
 from array import array
 from collections.abc import Iterable
 
@@ -52,6 +53,10 @@ class TokenRun:
     def extend(self, token_ids: Iterable[int]) -> None:
         """Append ``token_ids``, each in [0, 2**31)."""
         self.packed += array("i", token_ids).tobytes()
+
+    def append(self, token_id: int) -> None:
+        """Append one token, in [0, 2**31)."""
+        self.packed += token_id.to_bytes(_TOKEN_NBYTES, sys.byteorder)
 
     def key(self, block: int) -> bytes:
         """Return the packed tokens of full block ``block``."""

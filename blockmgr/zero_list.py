@@ -48,6 +48,6 @@ class ZeroList:
 
     def check_invariants(self, pool: BlockPool) -> None:
         """Assert that every listed block is owned and that nothing writes it."""
-        block_ids = np.array(list(self._holding_of_block), dtype=np.int32)
+        block_ids = np.array(list(self._holding_of_block), dtype=np.int64)
         assert (pool.holds(Hold.OWNER, block_ids) > 0).all(), "a block to clear has no owner"
         assert not pool.holds(Hold.WRITE, block_ids).any(), "a block to clear may be written"
