@@ -119,22 +119,26 @@ class SluiceSide:
 
     def _append_alone(self, tokens: TokenRun, owner: Owner) -> Callable[[], None]:
         blocks = self._blocks
+        outputs: list[int] = []
         for num_tokens in range(PROMPT_TOKENS + 1, PROMPT_TOKENS + APPENDED_TOKENS + 1):
-            tokens.extend((OUTPUT_TOKEN,))
             blocks.grow(owner, num_tokens)
+            outputs.append(OUTPUT_TOKEN)
             if num_tokens % BLOCK_SIZE == 0:
+                tokens.extend(outputs[-BLOCK_SIZE:])
                 blocks.settle(owner, num_tokens)
         return _nothing
 
     def _append_in_steps(self, tokens: TokenRun, owner: Owner) -> Callable[[], None]:
         blocks, step = self._blocks, None
+        outputs: list[int] = []
         for num_tokens in range(PROMPT_TOKENS + 1, PROMPT_TOKENS + APPENDED_TOKENS + 1):
             blocks.grow(owner, num_tokens)
             dispatched = blocks.dispatch_step((owner,))
             if step is not None:
                 blocks.complete_step(step)
-                tokens.extend((OUTPUT_TOKEN,))
+                outputs.append(OUTPUT_TOKEN)
                 if (num_tokens - 1) % BLOCK_SIZE == 0:
+                    tokens.extend(outputs[-BLOCK_SIZE:])
                     blocks.settle(owner, num_tokens - 1)
             step = dispatched
         last = step
