@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 
 from core.errors import StepFailedError
 from core.ids import StepSeq
 from engine.batch import StepBatch, StepOutput
 from engine.executor import StepExecutor
+from engine.runner import _recorded_event
 
 DEADLINE_S = 20.0
 
@@ -219,3 +221,55 @@ def test_a_listener_that_raises_breaks_the_engine_and_not_the_thread(
     assert reports.next()[0] == 2
     with pytest.raises(StepFailedError, match="listener is gone"):
         executor.submit(batch(3))
+
+
+class OneEventRunner(ControlledRunner):
+    """The mistake: one event for all steps, armed again by each launch."""
+
+    def __init__(self) -> None:
+        super().__init__(is_asynchronous=True)
+        self.event = threading.Event()
+
+    def launch(self, batch: StepBatch) -> Launched:
+        launched = super().launch(batch)
+        launched.may_end = self.event
+        return launched
+
+
+def launch_two(
+    runner: ControlledRunner, reports: Reports
+) -> tuple[StepExecutor, Launched, Launched]:
+    executor = StepExecutor(runner, reports)
+    executor.submit(batch(1))
+    executor.submit(batch(2))
+    return executor, runner.launched(), runner.launched()
+
+
+def test_b14_the_waiter_of_a_step_does_not_bind_to_the_next_steps_event(reports: Reports) -> None:
+    executor, first, second = launch_two(ControlledRunner(is_asynchronous=True), reports)
+    # When the later step's event fires
+    second.may_end.set()
+    # Then the earlier one is still awaited, and nothing is reported before it
+    assert first.may_end is not second.may_end
+    assert reports.queue.empty()
+    first.may_end.set()
+    assert [reports.next()[0], reports.next()[0]] == [1, 2]
+    executor.close(timeout_s=DEADLINE_S)
+
+
+def test_b14_with_one_event_for_all_steps_the_first_ends_with_the_second(reports: Reports) -> None:
+    executor, first, second = launch_two(OneEventRunner(), reports)
+    second.may_end.set()
+    assert reports.next()[0] == 1, "reported as complete although only step 2 was"
+    assert first.may_end is second.may_end
+    assert reports.next()[0] == 2
+    executor.close(timeout_s=DEADLINE_S)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_b14_every_step_on_a_device_records_an_event_of_its_own() -> None:
+    events = [_recorded_event() for _ in range(3)]
+    torch.cuda.synchronize()
+    assert len({id(event) for event in events}) == 3
+    assert all(event.query() for event in events)

@@ -8,51 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from blockmgr.block_manager import BlockManager
 from blockmgr.states import BlockState
-from core.config import SchedulerConfig
 from core.errors import RequestError
 from core.ids import Attempt, RequestId
-from core.kv_layout import KVGroup, KVLayout
-from core.messages import Prefill
-from core.sampling import SamplingParams
-from engine.batch import SampledToken, StepBatch, StepOutput
-from prefill.scheduler import PrefillScheduler, SettledChunk
-
-
-class Bench:
-    """A scheduler over a small pool; the test is the device."""
-
-    def __init__(self, num_blocks: int, *, windows: tuple[int | None, ...] = (None,)) -> None:
-        groups = tuple(KVGroup(layers=(at,), window=window) for at, window in enumerate(windows))
-        self.layout = KVLayout(
-            groups=groups, block_size=16, num_kv_heads=1, head_dim=4, dtype="float32"
-        )
-        self.blocks = BlockManager(self.layout, num_blocks, fences=True, prefix_caching=True)
-        self.scheduler = PrefillScheduler(
-            self.blocks, self.layout, SchedulerConfig(max_batch_tokens=32), fingerprint="test"
-        )
-
-    def add(self, name: str, num_tokens: int, *, first_token: int = 0, salt: int = 0) -> None:
-        self.scheduler.add(
-            Prefill(
-                request_id=RequestId(name),
-                attempt=Attempt(1),
-                prompt_token_ids=tuple(salt + token for token in range(num_tokens)),
-                sampling=SamplingParams(seed=1, max_tokens=5),
-                first_token=first_token,
-            )
-        )
-
-    def complete(self, batch: StepBatch) -> list[SettledChunk]:
-        tokens = tuple(SampledToken(s.slot, 7) for s in batch.sequences if s.sample)
-        return self.scheduler.complete(StepOutput(batch.step, tokens, 0.0))
-
-    def run(self) -> list[SettledChunk]:
-        offers: list[SettledChunk] = []
-        while (batch := self.scheduler.schedule()) is not None:
-            offers += self.complete(batch)
-        return offers
+from prefill.scheduler import SettledChunk
+from tests.prefill.bench import Bench
 
 
 @pytest.fixture
