@@ -3,13 +3,11 @@
 import time
 
 from rich.console import Console
-from rich.table import Table
 
 from deploy.api_client import ApiClient, CacheStatus
 
 EXIT_NOT_DONE = 1
 POLL_INTERVAL_S = 0.25
-STATES = ("free", "active", "receiving", "cached", "fenced", "quarantined", "leased")
 
 
 def run_cache_reset(url: str, *, wait_s: float) -> int:
@@ -28,7 +26,9 @@ def run_cache_reset(url: str, *, wait_s: float) -> int:
     while "pending" in status_of.values() and time.monotonic() < deadline:
         time.sleep(POLL_INTERVAL_S)  # an HTTP client is told nothing unless it asks
         for cache in client.caches():
-            if status_of.get(cache.worker_id) == "pending" and cache.reset == "done":
+            # A worker that was started anew meanwhile knows of no reset, and has nothing old.
+            is_over = cache.status == "ok" and cache.reset != "pending"
+            if is_over and status_of.get(cache.worker_id) == "pending":
                 status_of[cache.worker_id] = "done"
     console = Console()
     for worker_id, status in status_of.items():
@@ -43,26 +43,19 @@ def run_cache_show(url: str) -> int:
         ConfigError: ``url`` is malformed.
         SluiceError: nothing answers there, or not a Sluice router.
     """
-    client = ApiClient(url.rstrip("/").removesuffix("/v1"))
-    Console().print(_table(client.caches()))
+    console = Console(soft_wrap=True)
+    for cache in ApiClient(url.rstrip("/").removesuffix("/v1")).caches():
+        console.print("\n".join(_lines(cache)), highlight=False)
     return 0
 
 
-def _table(caches: list[CacheStatus]) -> Table:
-    table = Table("worker")
-    for name in (*STATES, "hit rate", "evictions", "reset", "tiers"):
-        table.add_column(name, justify="right")
-    for cache in caches:
-        if cache.status == "unreachable":
-            table.add_row(cache.worker_id, *("?" for _ in STATES), "?", "?", "?", "unreachable")
-            continue
-        tiers = ", ".join(f"{use.tier} {use.blocks}" for use in cache.tiers)
-        table.add_row(
-            cache.worker_id,
-            *(str(cache.blocks.get(state, 0)) for state in STATES),
-            f"{cache.hit_rate:.1%}",
-            str(cache.evictions),
-            cache.reset,
-            tiers,
-        )
-    return table
+def _lines(cache: CacheStatus) -> list[str]:
+    if cache.status == "unreachable":
+        return [f"{cache.worker_id}: unreachable"]
+    states = ", ".join(f"{count} {state}" for state, count in cache.blocks.items() if count)
+    return [
+        f"{cache.worker_id}: {sum(cache.blocks.values())} blocks: {states}",
+        f"  {cache.hit_rate:.1%} of looked-up tokens hit, {cache.evictions} blocks evicted",
+        f"  last reset: {cache.reset}",
+        *(f"  {use.tier}: {use.blocks} blocks, {use.hit_tokens} tokens hit" for use in cache.tiers),
+    ]

@@ -2,7 +2,8 @@
 
 Each test kills, freezes or leaves in the middle of real work, and then demands three things: every
 request ends within seconds, by success or by one clear error; what was not touched finishes; and
-every block of every worker that lives is FREE or CACHED again.
+every block of every worker that lives is FREE or CACHED again. Poison is on: a worker that meets a
+block which was written while it was free ends, and its test fails.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ def stack(model_path: Path) -> Iterator[Stack]:
     with Stack.open(
         model_path,
         model={"dtype": "float32"},
-        cache={"memory_gib": 0.05},
+        cache={"memory_gib": 0.05, "poison": True},
         transfer={"lease_s": 4.0, "renew_interval_s": 1.0, "read_timeout_s": 3.0},
         scheduler={"max_batch_tokens": 64},
         router={"admission_wait_s": 3.0, "worker_silence_s": 3.0},
@@ -194,7 +195,7 @@ def test_c17_pools_of_both_sides_do_not_wait_for_each_other(model_path: Path) ->
     with Stack.open(
         model_path,
         model={"dtype": "float32"},
-        cache={"num_blocks": 24},
+        cache={"num_blocks": 24, "poison": True},
         router={"local_prefill_max_tokens": 32},
     ) as stack:
         answers = asyncio.run(ask(stack))

@@ -59,7 +59,7 @@ def test_pools_that_hold_a_few_requests_serve_many(
     with Stack.open(
         model_path,
         model={"dtype": "float32"},
-        cache={"num_blocks": num_blocks},
+        cache={"num_blocks": num_blocks, "poison": True},
         scheduler={"max_batch_tokens": 64, "max_num_seqs": 16},
         router={"local_prefill_max_tokens": 32},
     ) as stack:
@@ -69,5 +69,7 @@ def test_pools_that_hold_a_few_requests_serve_many(
                 got = answers[n]
                 assert got is not None
                 assert got == tokens, (n, len(prompts[n]))
-            for worker in ("prefill-0", "decode-0"):
-                stack.wait_idle(worker)
+            for role in ("prefill", "decode"):
+                stack.wait_idle(f"{role}-0")
+                verified = f'sluice_kv_poison_verified_blocks_total{{role="{role}"}}'
+                assert stack.metrics(f"{role}-0")[verified] > NUM_REQUESTS
