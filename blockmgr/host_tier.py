@@ -52,6 +52,11 @@ class HostTier:
         return entry is not None and entry.is_filled
 
     @property
+    def num_used(self) -> int:
+        """Slots that are not free."""
+        return self.num_slots - len(self._free)
+
+    @property
     def num_pinned(self) -> int:
         """Entries that an operation uses."""
         named = sum(entry.pins > 0 for entry in self._entry_of_name.values())

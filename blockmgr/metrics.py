@@ -1,6 +1,6 @@
 """A block manager's states and counters as Prometheus metrics, read at each scrape."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -10,11 +10,26 @@ TIER = "device"
 
 
 class BlockCollector:
-    """Register in a ``CollectorRegistry``. Every value is derived from the manager itself."""
+    """Register in a ``CollectorRegistry``. Every value is derived from the manager itself.
 
-    def __init__(self, blocks: BlockManager, *, role: str) -> None:
+    Args:
+        blocks: The manager.
+        role: Of the worker.
+        lower_hit_tokens: Tokens that a tier below the pool had, by tier.
+    """
+
+    def __init__(
+        self,
+        blocks: BlockManager,
+        *,
+        role: str,
+        lower_hit_tokens: Mapping[str, int] | None = None,
+    ) -> None:
         self._blocks = blocks
         self._role = role
+        self._lower_hit_tokens: Mapping[str, int] = (
+            {} if lower_hit_tokens is None else lower_hit_tokens
+        )
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics' values now."""
@@ -44,12 +59,15 @@ class BlockCollector:
                 "Tokens looked up in the prefix cache",
                 stats.query_tokens,
             ),
-            (
-                "sluice_prefix_cache_hit_tokens",
-                "Tokens found in the prefix cache",
-                stats.hit_tokens,
-            ),
         ):
             counter = CounterMetricFamily(name, text, labels=("role", "tier"))
             counter.add_metric((self._role, TIER), value)
             yield counter
+        hits = CounterMetricFamily(
+            "sluice_prefix_cache_hit_tokens",
+            "Tokens found in the prefix cache, by the tier that had them",
+            labels=("role", "tier"),
+        )
+        for tier, num_tokens in ((TIER, stats.hit_tokens), *self._lower_hit_tokens.items()):
+            hits.add_metric((self._role, tier), num_tokens)
+        yield hits

@@ -82,7 +82,7 @@ class StorageBook:
             return False
         self._num_staged -= len(entries)
         for entry, is_written in zip(entries, written, strict=True):
-            self._stats.writes["written" if is_written else "failed"] += 1
+            self._stats.writes["done" if is_written else "failed"] += 1
             if is_written and entry.name is not None:
                 self._remember(entry.name)
             self._host.unpin(entry)
@@ -102,12 +102,11 @@ class StorageBook:
             self._fetch_of_owner[owner] = pending
             return
         if len(self._fetches) >= MAX_FETCHES or self._num_staged >= self._max_staged:
-            self._stats.fetches["skipped"] += 1
+            self._stats.lookups["skipped"] += 1
             return
         operation = self._actions.new_operation()
         self._fetches[operation] = _Fetch({owner}, tuple(chain), names_for_hit)
         self._fetch_of_name[chain[0]] = self._fetch_of_owner[owner] = operation
-        self._stats.fetches["asked"] += 1
         self._actions.append(Find(operation, tuple(chain)))
 
     def is_fetching(self, owner: Owner) -> bool:
@@ -140,7 +139,7 @@ class StorageBook:
             self._stats.stale_answers += 1
             return False
         for entry, has_landed in zip(fetch.entries, landed, strict=True):
-            self._stats.fetches["fetched" if has_landed else "failed"] += 1
+            self._stats.reads["done" if has_landed else "failed"] += 1
             if not has_landed and entry.name is not None:
                 self._known.pop(entry.name, None)
             self._host.end_filling(entry, failed=not has_landed)
@@ -171,8 +170,8 @@ class StorageBook:
         assert owners == self._fetch_of_owner, "a waiting owner is not known to its fetch"
 
     def _begin_read(self, operation: OperationId, fetch: _Fetch, count: int) -> None:
+        self._stats.lookups["found" if count else "missed"] += 1
         if not count:
-            self._stats.fetches["missed"] += 1
             return
         for name in fetch.chain[:count]:
             self._remember(name)
@@ -180,7 +179,7 @@ class StorageBook:
         room = self._max_staged - self._num_staged
         fetch.entries = self._host.add(names[:room], from_storage=True)
         self._num_staged += len(fetch.entries)
-        self._stats.fetches["skipped"] += len(names) - len(fetch.entries)
+        self._stats.reads["skipped"] += len(names) - len(fetch.entries)
         if fetch.entries:
             self._actions.append(Read(operation, _names(fetch.entries), _slots(fetch.entries)))
 

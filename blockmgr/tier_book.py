@@ -11,8 +11,14 @@ from blockmgr.host_tier import HostEntry, HostTier
 from blockmgr.storage_book import NamesForHit, StorageBook
 from blockmgr.tier_actions import TierActions
 from blockmgr.tier_stats import TierStats
+from core.config import CacheConfig
+from core.errors import ConfigError
 from core.ids import BlockId, Incarnation, OperationId, Owner
+from core.kv_layout import KVLayout
 from core.tiers import BlockName, CopyIn, CopyOut
+
+MIB = 2**20
+GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +31,29 @@ class TierBounds:
     """Blocks of the pool that unfinished copies to host memory keep from reuse."""
     max_staged_blocks: int
     """Blocks on their way to or from storage; 0: there is no storage."""
+
+    @classmethod
+    def of(cls, cache: CacheConfig, layout: KVLayout, *, num_blocks: int) -> "TierBounds | None":
+        """Return the bounds beside a pool of ``num_blocks``; None: the tiers are off.
+
+        Raises:
+            ConfigError: the host tier or its staging part holds no block.
+        """
+        if not cache.host_tier_gib:
+            return None
+        num_slots = int(cache.host_tier_gib * GIB) // layout.block_nbytes
+        max_staged = cache.storage_staging_mib * MIB // layout.block_nbytes
+        for value, name in (
+            (num_slots, "host_tier_gib"),
+            (max_staged, "storage_staging_mib"),
+        ):
+            if not value:
+                raise ConfigError(f"cache.{name}: holds no block of {layout.block_nbytes} bytes")
+        return cls(
+            num_slots=num_slots,
+            max_copied_blocks=max(1, int(cache.host_copy_fraction * num_blocks)),
+            max_staged_blocks=0 if cache.storage_url is None else min(max_staged, num_slots),
+        )
 
 
 class TierBook:
@@ -112,7 +141,7 @@ class TierBook:
             self.stats.stale_answers += 1
             return False
         self._num_copied -= len(entries)
-        self.stats.stores["failed" if failed else "stored"] += len(entries)
+        self.stats.stores["failed" if failed else "done"] += len(entries)
         if self.storage is not None and not failed:
             self.storage.write(entries)
         for entry in entries:
@@ -140,7 +169,7 @@ class TierBook:
         if entries is None:
             self.stats.stale_answers += 1
             return None
-        self.stats.loads["failed" if failed else "loaded"] += len(entries)
+        self.stats.loads["failed" if failed else "done"] += len(entries)
         for entry in entries:
             self.host.unpin(entry)
         return entries

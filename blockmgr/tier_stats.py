@@ -6,17 +6,18 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class TierStats:
-    """Blocks by what became of them. ``skipped``: over a bound, so never begun."""
+    """Blocks by result: ``done``, ``failed``, or ``skipped`` (over a bound, so never begun)."""
 
     stores: Counter[str] = field(default_factory=Counter[str])
-    """Pool to host memory: ``stored``, ``failed``, ``skipped``."""
+    """Pool to host memory."""
     loads: Counter[str] = field(default_factory=Counter[str])
-    """Host memory to pool: ``loaded``, ``failed``."""
+    """Host memory to pool."""
     writes: Counter[str] = field(default_factory=Counter[str])
-    """Host memory to storage: ``written``, ``failed``, ``skipped``."""
-    fetches: Counter[str] = field(default_factory=Counter[str])
-    """Storage to host memory: ``fetched``, ``failed``, ``skipped``; ``asked`` and ``missed`` count
-    requests."""
+    """Host memory to storage."""
+    reads: Counter[str] = field(default_factory=Counter[str])
+    """Storage to host memory."""
+    lookups: Counter[str] = field(default_factory=Counter[str])
+    """Requests that storage was asked for: ``found``, ``missed``, ``skipped``."""
     hit_tokens: Counter[str] = field(default_factory=Counter[str])
     """Tokens that need no computing, by the tier that had them: ``host``, ``storage``."""
     stale_answers: int = 0

@@ -57,6 +57,11 @@ class Tiers:
             (at for at, group in enumerate(layout.groups) if group.window is None), None
         )
 
+    @property
+    def num_host_slots(self) -> int:
+        """Blocks that host memory must have room for."""
+        return self.book.host.num_slots
+
     # For schedulers
 
     def fetch(self, owner: Owner, tokens: TokenRun, max_tokens: int) -> None:

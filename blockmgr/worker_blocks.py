@@ -7,7 +7,6 @@ from prometheus_client import CollectorRegistry
 
 from blockmgr.age_metrics import AgeCollector
 from blockmgr.block_ages import BlockAges
-from blockmgr.block_manager import BlockManager
 from blockmgr.cache_control import CacheControl
 from blockmgr.fences import KVWriters, fences_needed
 from blockmgr.history import BlockHistory
@@ -15,6 +14,10 @@ from blockmgr.metrics import BlockCollector
 from blockmgr.poison import Poison, PoisonableMemory
 from blockmgr.poison_metrics import PoisonCollector
 from blockmgr.pool import BlockObserver
+from blockmgr.storing_blocks import StoringBlocks
+from blockmgr.tier_book import TierBook, TierBounds
+from blockmgr.tier_metrics import TierCollector
+from blockmgr.tiers import Tiers
 from core.config import SluiceConfig
 from core.ids import Incarnation
 from core.kv_layout import KVLayout
@@ -24,10 +27,12 @@ from core.kv_layout import KVLayout
 class WorkerBlocks:
     """Made once per worker, by ``make``."""
 
-    manager: BlockManager
+    manager: StoringBlocks
     ages: BlockAges
     control: CacheControl
     poison: Poison | None
+    """None: off."""
+    tiers: Tiers | None
     """None: off."""
 
     @classmethod
@@ -54,20 +59,32 @@ class WorkerBlocks:
             history = BlockHistory(num_blocks)
             poison = Poison(num_blocks, memory, history, seed=int(incarnation, 16))
             observers.append(poison)
-        manager = BlockManager(
+        bounds = TierBounds.of(config.cache, layout, num_blocks=num_blocks)
+        book = None if bounds is None else TierBook(bounds, incarnation=incarnation)
+        fences = config.cache.poison or fences_needed(
+            config.scheduler.overlap_depth, writers, has_loading_tier=book is not None
+        )
+        manager = StoringBlocks(
             layout,
             num_blocks,
-            fences=config.cache.poison or fences_needed(config.scheduler.overlap_depth, writers),
+            fences=fences,
             prefix_caching=config.cache.prefix_caching,
             zero_on_allocate=config.cache.zero_on_allocate,
             observers=observers,
             history=history,
         )
-        return cls(manager, ages, CacheControl(manager, ages), poison)
+        tiers = None
+        if book is not None:
+            manager.store_into(book)
+            tiers = Tiers(manager, layout, book)
+        return cls(manager, ages, CacheControl(manager, ages), poison, tiers)
 
     def export(self, registry: CollectorRegistry, *, role: str) -> None:
-        """Add the metrics of blocks, their ages and, where it is on, poison to ``registry``."""
-        registry.register(BlockCollector(self.manager, role=role))
+        """Add the metrics of blocks, their ages and, where they are on, poison and tiers."""
+        hits = None if self.tiers is None else self.tiers.book.stats.hit_tokens
+        registry.register(BlockCollector(self.manager, role=role, lower_hit_tokens=hits))
+        if self.tiers is not None:
+            registry.register(TierCollector(self.tiers.book, role=role))
         registry.register(AgeCollector(self.ages, role=role))
         if self.poison is not None:
             registry.register(PoisonCollector(self.poison, role=role))

@@ -49,6 +49,29 @@ class CacheConfig(_Section):
     """Fill free blocks with a pattern and verify it: a stale write stops the worker, named."""
     quarantine_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Above this part of the pool in QUARANTINED, the oldest peer's endpoint is torn down."""
+    host_tier_gib: Annotated[float, Field(ge=0)] = 0.0
+    """Host memory of one worker for blocks that leave its pool; 0: none."""
+    host_copy_fraction: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """Part of the pool that may wait at once for copies to host memory; more is not copied."""
+    storage_url: str | None = None
+    """Where blocks are kept beyond host memory and beyond restarts, by all workers of a model:
+    ``file:///dir``, ``s3://bucket/prefix``, ``gs://...``, ``az://...``; by default nowhere."""
+    storage_timeout_s: Seconds = 5.0
+    """Of one look-up, one read and one write. A request waits for a look-up and a read at most."""
+    storage_staging_mib: PositiveInt = 256
+    """Bytes on their way to or from storage; a write that would exceed it is not begun."""
+
+    @model_validator(mode="after")
+    def _tiers_have_what_they_need(self) -> Self:
+        if self.host_tier_gib and not self.prefix_caching:
+            message = "host_tier_gib keeps prefixes: it needs prefix_caching: true"
+            raise ValueError(message)
+        if self.storage_url is not None and not self.host_tier_gib:
+            message = (
+                "storage_url needs host_tier_gib > 0: blocks reach storage through host memory"
+            )
+            raise ValueError(message)
+        return self
 
 
 class SchedulerConfig(_Section):

@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 from blockmgr.fences import KVWriters
+from blockmgr.tiers import Tiers
 from blockmgr.worker_blocks import WorkerBlocks
 from core.channel import ClientId, ClientLost, ServerChannel
 from core.errors import RequestError
@@ -26,10 +27,13 @@ from decode.scheduler import DecodeScheduler
 from decode.sequence import Progress, Sequence
 from decode.serving import Outbox, Served
 from engine.batch import StepBatch, StepOutput
+from engine.host_arena import HostArena
 from engine.startup import Engine, start_engine
 from engine.step_loop import StepLoop
 from transfer.nixl_transport import NixlTransport
 from transfer.reader import Reader
+from transfer.tiers.mover import TierMover
+from transfer.tiers.opening import open_mover
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +74,11 @@ class DecodeWorker:
         )
         self._blocks = watched.manager
         self._scheduler = DecodeScheduler(
-            self._blocks, engine.layout, config.scheduler, fingerprint=engine.spec.fingerprint
+            self._blocks,
+            engine.layout,
+            config.scheduler,
+            fingerprint=engine.spec.fingerprint,
+            tiers=watched.tiers,
         )
         self._served: dict[Owner, Served] = {}
         self._num_preemptions_seen = 0
@@ -100,10 +108,17 @@ class DecodeWorker:
         self._report.describe(engine.layout, fingerprint=engine.spec.fingerprint)
         self._metrics = self._report.metrics
         watched.export(self._metrics.registry, role="decode")
+        self._mover = self._open_mover(watched.tiers)
         self._receiver = self._make_receiver() if config.deploy.prefill else None
 
     async def serve(self, stop: asyncio.Event) -> None:
-        """Serve until ``stop`` or until a part of the worker fails."""
+        """Serve until ``stop`` or until a part of the worker fails.
+
+        Raises:
+            ConfigError: the storage tier cannot be used.
+        """
+        if self._mover is not None:
+            await self._mover.check()
         log.info("event=ready address=%s incarnation=%s", self._server.address, self._incarnation)
         parts = [self._receive(), self._steps.run(), self._report.run()]
         if self._receiver is not None:
@@ -113,10 +128,31 @@ class DecodeWorker:
     async def close(self) -> None:
         """Stop everything that this worker has started, reads in progress last of all."""
         self._steps.close(timeout_s=CLOSE_TIMEOUT_S)
+        if self._mover is not None:
+            await self._mover.close(timeout_s=CLOSE_TIMEOUT_S)
         if self._receiver is not None:
             await self._receiver.close()
         self._server.close()
         self._report.close()
+
+    def _open_mover(self, tiers: Tiers | None) -> TierMover | None:
+        if tiers is None:
+            return None
+        engine = self._engine
+        return open_mover(
+            tiers,
+            HostArena(engine.pool, tiers.num_host_slots),
+            self._context.config.cache,
+            layout=engine.layout,
+            model_fingerprint=engine.spec.fingerprint,
+            metrics=(self._metrics.registry, "decode"),
+            on_change=self.memory_changed,
+        )
+
+    def _move_blocks(self) -> None:
+        """Begin the copies between the tiers that were decided on just now."""
+        if self._mover is not None:
+            self._mover.carry_out()
 
     # Messages
 
@@ -171,6 +207,7 @@ class DecodeWorker:
         if prefill is not None and self._receiver is not None:
             served.path = "disaggregated"
             self._receiver.request(sequence, prefill)
+        self._move_blocks()
         self._steps.wake()
 
     def _check_tokens(self, request: Generate) -> None:
@@ -199,6 +236,7 @@ class DecodeWorker:
 
     def memory_changed(self) -> None:
         """See ``ReceiverOwner``: whoever waits for blocks looks again."""
+        self._move_blocks()
         self._steps.wake()
         if self._receiver is not None:
             self._receiver.retry_allocations()
@@ -245,6 +283,7 @@ class DecodeWorker:
             self._metrics.count_preemptions(new)
             if self._receiver is not None:
                 self._receiver.retry_allocations()
+        self._move_blocks()
         return batch
 
     def _complete(self, batch: StepBatch, output: StepOutput) -> None:
@@ -259,6 +298,7 @@ class DecodeWorker:
             self._tell(outbox, step_progress)
         self._metrics.count_generated(len(progress))
         self._send(outbox)
+        self._move_blocks()
         if self._receiver is not None:
             self._receiver.retry_allocations()
 

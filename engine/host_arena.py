@@ -1,9 +1,11 @@
 """Host memory for blocks that left the pool, and the copies between the two."""
 
+import os
 from collections.abc import Iterator, Sequence
 
 import torch
 
+from core.errors import ConfigError
 from core.ids import BlockId
 from core.tiers import HostSlot
 from engine.kv_pool import KVPool
@@ -20,9 +22,15 @@ class HostArena:
     """
 
     def __init__(self, pool: KVPool, num_slots: int) -> None:
+        """Allocate.
+
+        Raises:
+            ConfigError: pool and arena do not fit in this machine.
+        """
         self.num_slots = num_slots
         self._pool = pool.blocks
         nbytes = num_slots * pool.layout.block_nbytes
+        _check_memory(nbytes + (pool.nbytes if self._pool.device.type == "cpu" else 0))
         self._is_on_device = self._pool.device.type != "cpu"
         memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._is_on_device)
         self._slots = memory.view(num_slots, pool.layout.block_nbytes)
@@ -74,3 +82,12 @@ def _common_runs(rows: Sequence[int], others: Sequence[int]) -> Iterator[tuple[i
         if at == len(rows) or rows[at] - rows[at - 1] != 1 or others[at] - others[at - 1] != 1:
             yield start, at
             start = at
+
+
+def _check_memory(nbytes: int) -> None:
+    machine_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if nbytes > machine_nbytes:
+        raise ConfigError(
+            f"cache.host_tier_gib: pool and host tier need {nbytes / 2**30:.1f} GiB, this machine "
+            f"has {machine_nbytes / 2**30:.1f} GiB; lower cache.host_tier_gib"
+        )

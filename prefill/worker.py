@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 from blockmgr.fences import KVWriters
+from blockmgr.tiers import Tiers
 from blockmgr.worker_blocks import WorkerBlocks
 from core.channel import ClientId, ClientLost, ServerChannel
 from core.errors import HandshakeError, InternalError, RequestError
@@ -26,6 +27,7 @@ from core.tasks import run_until
 from core.worker_context import WorkerContext
 from core.worker_report import WorkerReport
 from engine.batch import StepBatch, StepOutput
+from engine.host_arena import HostArena
 from engine.startup import Engine, start_engine
 from engine.step_loop import StepLoop
 from prefill.scheduler import PrefillScheduler, SettledChunk
@@ -34,6 +36,8 @@ from transfer.metrics import TransferMetrics
 from transfer.nixl_transport import NixlTransport
 from transfer.pump import Pump
 from transfer.tickets import Offer, TicketBook
+from transfer.tiers.mover import TierMover
+from transfer.tiers.opening import open_mover
 from transfer.transport import ReadOutcome
 
 log = logging.getLogger(__name__)
@@ -53,7 +57,7 @@ async def run_prefill(context: WorkerContext, stop: asyncio.Event) -> None:
     try:
         await worker.serve(stop)
     finally:
-        worker.close()
+        await worker.close()
 
 
 class PrefillWorker:
@@ -75,7 +79,11 @@ class PrefillWorker:
         )
         self._blocks = watched.manager
         self._scheduler = PrefillScheduler(
-            self._blocks, engine.layout, config.scheduler, fingerprint=engine.spec.fingerprint
+            self._blocks,
+            engine.layout,
+            config.scheduler,
+            fingerprint=engine.spec.fingerprint,
+            tiers=watched.tiers,
         )
         self._compatibility = Compatibility(
             model_fingerprint=engine.spec.fingerprint,
@@ -96,7 +104,7 @@ class PrefillWorker:
         self._steps = StepLoop(
             engine.runner,
             depth=config.scheduler.overlap_depth,
-            schedule=self._scheduler.schedule,
+            schedule=self._schedule,
             complete=self._complete,
             fail=self._scheduler.fail_step,
         )
@@ -119,22 +127,50 @@ class PrefillWorker:
         self._report.describe(engine.layout, fingerprint=engine.spec.fingerprint)
         self._metrics = self._report.metrics
         watched.export(self._metrics.registry, role="prefill")
+        self._mover = self._open_mover(watched.tiers)
         self._export_transfers()
 
     async def serve(self, stop: asyncio.Event) -> None:
-        """Serve until ``stop`` or until a part of the worker fails."""
+        """Serve until ``stop`` or until a part of the worker fails.
+
+        Raises:
+            ConfigError: the storage tier cannot be used.
+        """
+        if self._mover is not None:
+            await self._mover.check()
         log.info("event=ready address=%s incarnation=%s", self._server.address, self._incarnation)
         await run_until(
             stop, self._receive(), self._steps.run(), self._report.run(), self._expire_leases()
         )
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Stop everything that this worker has started."""
         self._steps.close(timeout_s=CLOSE_TIMEOUT_S)
+        if self._mover is not None:
+            await self._mover.close(timeout_s=CLOSE_TIMEOUT_S)
         self._pump.close()
         self._transport.close()
         self._server.close()
         self._report.close()
+
+    def _open_mover(self, tiers: Tiers | None) -> TierMover | None:
+        if tiers is None:
+            return None
+        engine = self._engine
+        return open_mover(
+            tiers,
+            HostArena(engine.pool, tiers.num_host_slots),
+            self._context.config.cache,
+            layout=engine.layout,
+            model_fingerprint=engine.spec.fingerprint,
+            metrics=(self._metrics.registry, "prefill"),
+            on_change=self._steps.wake,
+        )
+
+    def _move_blocks(self) -> None:
+        """Begin the copies between the tiers that were decided on just now."""
+        if self._mover is not None:
+            self._mover.carry_out()
 
     # Messages
 
@@ -189,6 +225,7 @@ class PrefillWorker:
             return
         self._readers[owner] = client
         self._arrived_at[owner] = self._clock()
+        self._move_blocks()
         self._steps.wake()
 
     def _check_tokens(self, request: Prefill) -> None:
@@ -232,6 +269,7 @@ class PrefillWorker:
             self._blocks.release(owner)
         del self._readers[owner]
         self._arrived_at.pop(owner, None)
+        self._move_blocks()
         self._steps.wake()
 
     async def _expire_leases(self) -> None:
@@ -250,6 +288,11 @@ class PrefillWorker:
 
     # Steps
 
+    def _schedule(self) -> StepBatch | None:
+        batch = self._scheduler.schedule()
+        self._move_blocks()
+        return batch
+
     def _complete(self, batch: StepBatch, output: StepOutput) -> None:
         self._metrics.observe_step(
             duration_s=output.duration_s,
@@ -258,6 +301,7 @@ class PrefillWorker:
         )
         for offer in self._scheduler.complete(output):
             self._issue(offer)
+        self._move_blocks()
 
     def _issue(self, offer: SettledChunk) -> None:
         """Ticket what has settled."""

@@ -93,6 +93,15 @@ class TierMover:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
+    async def check(self) -> None:
+        """Use the storage once, if there is one: what is wrong from the start stops the start.
+
+        Raises:
+            ConfigError: it cannot be used.
+        """
+        if self._storage is not None:
+            await self._storage.check()
+
     def carry_out(self) -> None:
         """Begin everything that was decided since the last call. Never waits."""
         for action in self._events.take_actions():

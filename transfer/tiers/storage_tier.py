@@ -34,6 +34,7 @@ class StorageTier:
 
     Args:
         storage: The objects.
+        url: What to call the storage in a message.
         fingerprint: Of model and KV layout; blocks of others are neither found nor read.
         view: The bytes of a host slot, in place.
         timeout_s: Of one call.
@@ -44,12 +45,14 @@ class StorageTier:
         self,
         storage: BlockStorage,
         *,
+        url: str,
         fingerprint: bytes,
         view: Callable[[HostSlot], memoryview],
         timeout_s: float,
         metrics: MoveMetrics,
     ) -> None:
         self._storage = storage
+        self._url = url
         self._fingerprint = fingerprint
         self._view = view
         self._timeout_s = timeout_s
@@ -60,7 +63,7 @@ class StorageTier:
         self._writing = asyncio.Semaphore(CALLS_AT_ONCE)  # apart: a write that hangs stops no read
         self.breaker = Breaker(MAX_FAILURES, RETRY_S)
 
-    async def check(self, url: str) -> None:
+    async def check(self) -> None:
         """Write and read a small object.
 
         Raises:
@@ -73,13 +76,15 @@ class StorageTier:
                 found = await self._storage.get(path)
         except TimeoutError:
             raise ConfigError(
-                f"cache.storage_url: {url} did not answer within {self._timeout_s} s "
+                f"cache.storage_url: {self._url} did not answer within {self._timeout_s} s "
                 "(cache.storage_timeout_s)"
             ) from None
         except StorageError as error:
-            raise ConfigError(f"cache.storage_url: {url} cannot be used: {error}") from error
+            raise ConfigError(f"cache.storage_url: {self._url} cannot be used: {error}") from error
         if found is None or bytes(found) != self._fingerprint:
-            raise ConfigError(f"cache.storage_url: {url} does not return what was written to it")
+            raise ConfigError(
+                f"cache.storage_url: {self._url} does not return what was written to it"
+            )
 
     async def find(self, names: Sequence[BlockName]) -> int:
         """Return how many of ``names`` are there, from the first on; 0 where nothing is known."""

@@ -1,0 +1,72 @@
+"""From a worker's config to the movers of its tiers."""
+
+import hashlib
+from collections.abc import Callable
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from core.config import CacheConfig
+from core.kv_layout import KVLayout
+from transfer.tiers.metrics import MoveMetrics
+from transfer.tiers.mover import TierEvents, TierMemory, TierMover
+from transfer.tiers.object_storage import ObjectStorage
+from transfer.tiers.storage_tier import StorageTier
+from transfer.tiers.stored_block import FINGERPRINT_NBYTES
+
+
+def storage_fingerprint(layout: KVLayout, *, model_fingerprint: str) -> bytes:
+    """Return what tells stored blocks of one model, layout and dtype from all others."""
+    content = msgspec.json.encode((model_fingerprint, layout))
+    return hashlib.blake2b(content, digest_size=FINGERPRINT_NBYTES).digest()
+
+
+def open_mover(
+    events: TierEvents,
+    memory: TierMemory,
+    cache: CacheConfig,
+    *,
+    layout: KVLayout,
+    model_fingerprint: str,
+    metrics: tuple[CollectorRegistry, str],
+    on_change: Callable[[], None],
+) -> TierMover:
+    """Return the mover of one worker. Belongs to the running event loop.
+
+    Args:
+        events: Who decides.
+        memory: Pool and host memory.
+        cache: Which tiers there are, and their bounds.
+        layout: Of the pool.
+        model_fingerprint: Of what decides the KV.
+        metrics: Where to export, and the worker's role.
+        on_change: See ``TierMover``.
+
+    Raises:
+        ConfigError: the storage's URL cannot be used.
+    """
+    observed = MoveMetrics(metrics[0], role=metrics[1])
+    storage = None
+    if cache.storage_url is not None:
+        storage = StorageTier(
+            ObjectStorage(cache.storage_url, timeout_s=cache.storage_timeout_s),
+            url=cache.storage_url,
+            fingerprint=storage_fingerprint(layout, model_fingerprint=model_fingerprint),
+            view=memory.view,
+            timeout_s=cache.storage_timeout_s,
+            metrics=observed,
+        )
+        breaker = storage.breaker
+        observed.gauge(
+            "sluice_kv_storage_left_alone",
+            "1 while the storage is not called after failures in a row",
+            lambda: float(breaker.is_open),
+        )
+    return TierMover(
+        events,
+        memory,
+        block_nbytes=layout.block_nbytes,
+        storage=storage,
+        metrics=observed,
+        on_change=on_change,
+    )
