@@ -74,6 +74,11 @@ class Fleet:
         self._tick()
 
     @property
+    def num_preemptions(self) -> int:
+        """Of all decode workers."""
+        return sum(decode.scheduler.num_preemptions for decode in self.decodes)
+
+    @property
     def unfinished(self) -> list[str]:
         """Clients that still wait for tokens."""
         return [
@@ -122,8 +127,7 @@ class Fleet:
             ]
         for prefill in self.prefills.values():
             counts = {state.name: n for state, n in prefill.blocks.counts().items() if n}
-            waiting = [prompt.owner for prompt in prefill.scheduler._waiting]
-            lines.append(f"{prefill.incarnation} {counts} queue {waiting}")
+            lines.append(f"{prefill.incarnation} {counts} live {prefill.scheduler.owners}")
         return "\n".join(lines)
 
     # Router

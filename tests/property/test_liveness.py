@@ -5,25 +5,102 @@ event looks at: each is a request that hangs until a timeout although nothing is
 are the real state machines; only time, sockets and the device are virtual.
 """
 
+from collections.abc import Iterable
+
 import pytest
 
+from blockmgr.block_manager import ReceiveTarget
 from core.config import SchedulerConfig
+from core.errors import OutOfBlocksError
+from core.ids import BlockId, Generation, OperationId, Owner
+from decode.scheduler import DecodeScheduler
+from decode.sequence_table import SequenceTable
 from tests.property.fleet import Fleet, Plan
 
 PATIENCE_S = 25.0
 """Virtual. Every single thing takes less than 2 s; the timeouts that would end a stall take 30."""
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_j05_every_request_that_fits_is_served(seed: int) -> None:
-    fleet = Fleet(seed, Plan())
-    fleet.run(patience=PATIENCE_S)
-    fleet.check_all_free()
+def plan(seed: int) -> Plan:
+    """Fleets and pools of many sizes; the smallest pools hold one long request."""
+    return Plan(
+        num_requests=40,
+        num_blocks=17 + seed % 8,
+        num_prefill=1 + seed % 3,
+        num_decode=1 + seed % 2,
+        num_kills=seed // 3 % 3,
+        scheduler=SchedulerConfig(
+            max_num_seqs=4 if seed % 2 else 8,
+            max_batch_tokens=8 + seed % 9,
+            overlap_depth=1 + seed % 3,
+            reserve_blocks_min=seed % 2,
+        ),
+    )
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_j05_tiny_pools_and_bursts(seed: int) -> None:
-    scheduler = SchedulerConfig(max_num_seqs=4, max_batch_tokens=8, overlap_depth=1 + seed % 3)
-    fleet = Fleet(seed, Plan(num_requests=40, num_blocks=18, scheduler=scheduler))
+def serve(seed: int) -> Fleet:
+    fleet = Fleet(seed, plan(seed))
     fleet.run(patience=PATIENCE_S)
     fleet.check_all_free()
+    return fleet
+
+
+@pytest.mark.parametrize("first", range(0, 60, 10))
+def test_j05_every_request_that_fits_is_served(first: int) -> None:
+    fleets = [serve(seed) for seed in range(first, first + 10)]
+
+    # What is to be survived must have happened
+    assert sum(fleet.num_preemptions for fleet in fleets) > 5
+    assert sum(fleet.num_killed for fleet in fleets) > 2
+    assert sum(fleet.num_lost for fleet in fleets) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_j05_a_thousand_fleets() -> None:
+    for seed in range(1000, 2000):
+        serve(seed)
+
+
+# The rules switched off: the fleet must stall
+
+
+def count_stalls(seeds: Iterable[int]) -> int:
+    stalls = 0
+    for seed in seeds:
+        try:
+            serve(seed)
+        except AssertionError as error:
+            stalls += "stalled since" in str(error)
+    return stalls
+
+
+def test_j05_a_fleet_that_pins_prefixes_out_of_order_stalls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(SequenceTable, "has_unpromised_remote", property(lambda _: False))
+    assert count_stalls(range(12)) > 0
+
+
+def test_j05_a_fleet_that_takes_pieces_without_a_promise_stalls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def receive(
+        self: DecodeScheduler,
+        owner: Owner,
+        targets: Iterable[ReceiveTarget],
+        operation: OperationId,
+    ) -> list[list[tuple[BlockId, Generation]]] | None:
+        self._budget.promise(self._table[owner], 0)
+        try:
+            return self._blocks.begin_receive(owner, list(targets), operation)
+        except OutOfBlocksError:
+            return None
+
+    monkeypatch.setattr(DecodeScheduler, "receive", receive)
+    assert count_stalls((1, 7, 32, 43, 44)) > 0
+
+
+def test_j05_a_fleet_that_never_closes_a_promise_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blockmgr.admission.Admission.close", lambda *_: None)
+    assert count_stalls(range(4)) > 0
