@@ -2,11 +2,15 @@
 
 from array import array
 from enum import Enum, auto
+from typing import Final
 
 import numpy as np
 
 from blockmgr.block_table import HOLE
 from blockmgr.free_queue import BlockIds
+
+NO_INDEX: Final = -1
+"""Of a node that is not in the tree (any more)."""
 
 
 class Place(Enum):
@@ -58,8 +62,8 @@ class PrefixNode:
         self.key = b""
         """Of the first block: under it the parent finds this node."""
         self.children: dict[bytes, PrefixNode] = {}
-        self.index = -1
-        """Names the node in arrays over blocks; -1: not in the tree (any more)."""
+        self.index = NO_INDEX
+        """Names the node in arrays over blocks."""
         self.last_used = 0
         self.window_used = 0
         """The same, of its blocks in groups with a window."""

@@ -54,7 +54,6 @@ class BlockReadings:
         self._has_windows = any(group.window is not None for group in layout.groups)
         self._pool = BlockPool(num_blocks)
         self._tree = PrefixTree(layout.groups, layout.block_size, self._pool)
-        self._pool.cached_listener = self._tree
         self._pool.observers = observers
         self._history = history
         self._zero_list = ZeroList(enabled=zero_on_allocate)

@@ -1,0 +1,282 @@
+"""Which kept blocks nobody uses, and in what order they are given up."""
+
+from array import array
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from blockmgr.block_table import HOLE
+from blockmgr.eviction_order import LeafOrder
+from blockmgr.free_queue import BlockIds
+from blockmgr.pool import BlockPool
+from blockmgr.prefix_node import PrefixNode
+from blockmgr.prefix_nodes import PrefixNodes
+from blockmgr.window import WindowReach
+
+_FEW = 16
+Recycle = Callable[[BlockIds], None]
+"""Takes the tree's hold of a batch of blocks."""
+
+
+class PrefixEviction:
+    """Takes CACHED blocks out of the prefix tree, the longest unused first.
+
+        leaves    whole columns, from the end of a leaf towards the root
+        windows   single blocks of groups with a window that no hit at a leaf's end needs
+        inner     last, a prefix in front of something that is in use
+
+    The pool tells which blocks got out of use (``became_cached``) and into use again
+    (``left_cached``); nothing else moves a node in the order.
+
+    Invariants (``check_invariants``):
+        * a leaf is in the order exactly if its last column is CACHED in all groups;
+        * a node with a spare CACHED block behind a window is in the order of windows.
+    """
+
+    def __init__(
+        self,
+        nodes: PrefixNodes,
+        pool: BlockPool,
+        windows: Sequence[WindowReach],
+        *,
+        is_all_windows: bool,
+    ) -> None:
+        self._nodes = nodes
+        self._pool = pool
+        self._windows = windows
+        self._is_all_windows = is_all_windows
+        """Whether no group keeps a column alive by itself."""
+        self._leaves = LeafOrder()
+        self._window_order: dict[PrefixNode, None] = {}
+        """Nodes that may have spare blocks behind a window, the longest unused first."""
+        self._time = 0
+
+    # What happens to nodes
+
+    def became_cached(self, block_ids: BlockIds) -> None:
+        """Nobody uses ``block_ids`` any more, as of now."""
+        self._time += 1
+        for node in self._nodes.nodes_of(block_ids):
+            node.last_used = self._time
+            if self._windows:
+                node.window_used = self._time
+                self._window_order.pop(node, None)
+                self._window_order[node] = None
+            if not node.children and self._is_unused_at_end(node):
+                self._leaves.add(node)
+
+    def left_cached(self, block_ids: BlockIds) -> None:
+        """``block_ids`` are in use again, or left the tree."""
+        for node in self._nodes.nodes_of(block_ids):
+            if node.is_ordered and not self._is_unused_at_end(node):
+                self._leaves.remove(node)
+
+    def grew(self, node: PrefixNode) -> None:
+        """``node`` has a child now, or more columns, whose blocks are in use."""
+        if node.is_ordered:
+            self._leaves.remove(node)
+        if self._windows:
+            self._window_order.setdefault(node)
+
+    def was_split(self, upper: PrefixNode) -> None:
+        """``upper`` is a new node, in front of the one that it was split from."""
+        if self._windows:
+            self._window_order.setdefault(upper)
+
+    def clear(self) -> None:
+        """The tree is empty."""
+        self._leaves.clear()
+        self._window_order.clear()
+
+    # Taking blocks out
+
+    def evict(self, count: int, recycle: Recycle) -> None:
+        """Take ``count`` of the CACHED blocks out.
+
+        With several groups it may be a few more: a column goes as a whole. A child goes before its
+        parent is considered.
+
+        Args:
+            count: At most the number of CACHED blocks.
+            recycle: Called once with all that the order gave, also if something fails midway.
+                Blocks in front of a prefix in use are a rare second call.
+        """
+        taken = array("q")
+        try:
+            while len(taken) < count and self._take_oldest(count - len(taken), taken):
+                pass
+        finally:
+            self._recycle(np.array(taken, dtype=np.int64), recycle)
+        missing = count - len(taken)
+        while missing > 0 and (num_freed := self._take_inner(recycle)):
+            missing -= num_freed
+
+    def _recycle(self, block_ids: BlockIds, recycle: Recycle) -> None:
+        if len(block_ids):
+            self._nodes.unmap(block_ids)
+            recycle(block_ids)
+
+    def _take_oldest(self, count: int, taken: "array[int]") -> bool:
+        """Move at most about ``count`` blocks of one node to ``taken``; False: none is unused."""
+        node = next(iter(self._window_order), None)
+        leaf = self._leaves.pop(older_than=None if node is None else node.window_used)
+        if leaf is not None:
+            self._take_leaf(leaf, count, taken)
+        elif node is not None:
+            self._take_windows(node, count, taken)
+        else:
+            return False
+        return True
+
+    # Leaves
+
+    def _take_leaf(self, leaf: PrefixNode, count: int, taken: "array[int]") -> None:
+        """Take whole columns from the end of ``leaf``, as far as all of a column is CACHED."""
+        unused = self._count_unused(leaf, count)
+        if len(leaf.rows) == 1:
+            num_columns = min(unused, count)
+            taken.extend(leaf.rows[0][: -num_columns - 1 : -1])
+        else:
+            rows = np.array([row[-unused:] for row in leaf.rows], dtype=np.int64)
+            num_present = np.cumsum((rows != HOLE).sum(axis=0)[::-1])
+            num_columns = min(unused, int(np.searchsorted(num_present, count)) + 1)
+            taken.extend(leaf.blocks_from(leaf.end - num_columns).tolist())
+        if num_columns == leaf.num_columns:
+            self._detach(leaf)
+            return
+        leaf.truncate(leaf.end - num_columns)
+        if num_columns < unused:
+            self._leaves.put_back(leaf)
+
+    def _count_unused(self, leaf: PrefixNode, count: int) -> int:
+        """Columns at the end of ``leaf`` that are CACHED as a whole; the last one is.
+
+        Where they are more than ``count``, how many more does not matter.
+        """
+        if leaf.num_columns == 1:
+            return 1
+        if count < _FEW and len(leaf.rows) == 1:
+            is_cached = self._pool.is_one_cached
+            row = leaf.rows[0]
+            most = min(count + 1, len(row))
+            return next((at for at in range(1, most) if not is_cached(row[-1 - at])), most)
+        rows = np.array(leaf.rows, dtype=np.int64)
+        unused = ((rows == HOLE) | self._pool.is_cached(rows)).all(axis=0)[::-1]
+        return len(unused) if unused.all() else int(unused.argmin())
+
+
+    def _is_unused_at_end(self, node: PrefixNode) -> bool:
+        is_cached = self._pool.is_one_cached
+        return all([row[-1] == HOLE or is_cached(row[-1]) for row in node.rows])
+
+    def _detach(self, node: PrefixNode) -> None:
+        """Take a node without children out; its parent may be a leaf now."""
+        self._leaves.remove(node)
+        self._window_order.pop(node, None)
+        parent = self._nodes.detach(node)
+        if parent is None:
+            return
+        if self._is_all_windows:
+            self._trim(parent)
+        else:
+            self._expose(parent)
+
+    def _expose(self, node: PrefixNode) -> None:
+        if self._is_unused_at_end(node):
+            self._leaves.expose(node)
+
+    # Windows
+
+    def _take_windows(self, node: PrefixNode, count: int, taken: "array[int]") -> None:
+        """Take blocks of groups with a window that no hit at the end of ``node`` needs."""
+        spare = self._spare_in_windows(node)
+        for group, column, block_id in spare[:count]:
+            node.rows[group][column] = HOLE
+            taken.append(block_id)
+        self._nodes.unmap(np.array([block_id for *_, block_id in spare[:count]], dtype=np.int64))
+        if len(spare) <= count:
+            del self._window_order[node]
+        if self._is_all_windows and not node.children:
+            self._trim(node)
+
+    def _spare_in_windows(self, node: PrefixNode) -> list[tuple[int, int, int]]:
+        """Return group, column and id of those blocks, the first columns first."""
+        spare: list[tuple[int, int, int]] = []
+        for reach in self._windows:
+            row = node.rows[reach.index]
+            # What a hit at a leaf's end needs goes with its columns: without it, none is useful.
+            kept = range(0) if node.children else reach.live(node.end)
+            spare += [
+                (reach.index, column, block_id)
+                for column, block_id in enumerate(row)
+                if block_id != HOLE
+                and node.start + column not in kept
+                and self._pool.is_one_cached(block_id)
+            ]
+        return sorted(spare, key=lambda found: found[1])
+
+    def _trim(self, node: PrefixNode) -> None:
+        """Drop columns of holes from the end of a leaf, and a leaf that has no other."""
+        end = node.end
+        while end > node.start and all(row[end - 1 - node.start] == HOLE for row in node.rows):
+            end -= 1
+        self._leaves.remove(node)
+        if end == node.start:
+            self._detach(node)
+            return
+        if end < node.end:
+            node.truncate(end)
+        self._expose(node)
+
+    # In front of what is in use
+
+    def _take_inner(self, recycle: Recycle) -> int:
+        """Give up the longest unused prefix although something behind it is in use.
+
+        What is in use stays with its owner; only the tree forgets it, with all that follows. This
+        happens where two requests computed one prefix at one time, and the one whose copy was not
+        kept outlives the other.
+
+        Returns:
+            CACHED blocks that were recycled; 0 if there is none left.
+        """
+        cached = self._pool.cached()
+        nodes = list(self._nodes.nodes_of(cached)) if len(cached) else []
+        if not nodes:
+            return 0
+        node = min(nodes, key=lambda node: node.last_used)
+        rows = np.array(node.rows, dtype=np.int64)
+        unused = ((rows != HOLE) & self._pool.is_cached(rows)).any(axis=0)
+        block_ids = self._cut(node, node.start + int(unused.argmax()))
+        num_cached = int(self._pool.is_cached(block_ids).sum())
+        self._recycle(block_ids, recycle)
+        return num_cached
+
+    def _cut(self, node: PrefixNode, index: int) -> BlockIds:
+        """Take all from ``index`` of ``node`` on out of the tree, and return the blocks."""
+        found = [node.blocks_from(index)]
+        below = list(node.children.values())
+        while below:
+            child = below.pop()
+            found.append(child.blocks_from(child.start))
+            below += child.children.values()
+            self._leaves.remove(child)
+            self._window_order.pop(child, None)
+            self._nodes.remove(child)
+        node.children.clear()
+        self._leaves.remove(node)
+        if index == node.start:
+            self._detach(node)
+        else:
+            node.truncate(index)
+            self._expose(node)
+        return np.concatenate(found)
+
+    def check_invariants(self) -> None:
+        """Assert the invariants above."""
+        self._leaves.check_invariants()
+        for node in self._nodes.all():
+            is_unused = not node.children and self._is_unused_at_end(node)
+            assert node.is_ordered == is_unused, "a leaf is lost, or one in use is not"
+            if self._windows and self._spare_in_windows(node):
+                assert node in self._window_order, "a block behind a window is lost"
