@@ -112,6 +112,9 @@ class TransferConfig(_Section):
     """From the request to a prefill worker until its last ticket."""
     read_timeout_s: Seconds = 30.0
     """From posting a read until it is terminal; then the endpoint is torn down."""
+    checksums: bool = False
+    """Send a digest of every block with its ticket, and compare what has arrived with it. Costs
+    about 1 s of each side's event loop per GB; for finding bad links and memory."""
     pump_interval_s: Seconds = 0.0002
     """Between progress calls while a read is outstanding; nothing runs while none is."""
 

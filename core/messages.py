@@ -281,6 +281,8 @@ class GroupBlocks(msgspec.Struct, frozen=True):
     """Of the first block in the request's table: absolute, counted from token 0."""
     block_ids: tuple[BlockId, ...]
     generations: tuple[Generation, ...]
+    digests: tuple[bytes, ...] = ()
+    """Of the bytes of each block that this piece is about, where the source computes them."""
 
 
 class FirstToken(msgspec.Struct, frozen=True):

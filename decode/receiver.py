@@ -39,6 +39,7 @@ from transfer.actions import (
     Send,
     TearDown,
 )
+from transfer.integrity import DigestsOf
 from transfer.metrics import TransferMetrics
 from transfer.pump import Pump
 from transfer.reader import Reader
@@ -92,6 +93,8 @@ class Memory:
 
     blocks: BlockManager
     scheduler: DecodeScheduler
+    digests_of: DigestsOf
+    """Of what is in the pool now."""
 
 
 class _Source:
@@ -128,6 +131,7 @@ class Receiver:
         self._hello = hello
         self._blocks = memory.blocks
         self._scheduler = memory.scheduler
+        self._digests_of = memory.digests_of
         self._owner = owner
         self._clock = asyncio.get_running_loop().time
         self._pump = Pump(transport, interval_s=pump_interval_s, on_outcome=self._take_outcome)
@@ -335,11 +339,20 @@ class Receiver:
         operation = self._operation_of_read.pop(outcome.read)
         now = self._clock()
         if outcome.failure is None:
-            self._carry_out(self._reader.landed(operation, now))
+            self._land(operation, now)
         else:
             log.warning("event=read_failed peer=%s reason=%s", outcome.peer, outcome.failure)
             self._carry_out(self._reader.read_failed(operation, outcome.failure, now))
         self._metrics.observe_reads()
+
+    def _land(self, operation: OperationId, now: float) -> None:
+        """Compare what has landed with what was sent, where the source tells."""
+        digests = self._reader.expected_digests(operation)
+        if digests is None or digests.match(self._digests_of):
+            self._carry_out(self._reader.landed(operation, now))
+        else:
+            log.error("event=checksum_failure operation=%d", operation)
+            self._carry_out(self._reader.damaged(operation, now))
 
     def _tear_down(self, peer: Incarnation, reason: str) -> list[Action]:
         """End the endpoint of ``peer``, which proves that its reads are over."""

@@ -8,7 +8,7 @@ from blockmgr.tiers import Tiers
 from blockmgr.worker_blocks import WorkerBlocks
 from core.channel import ClientId, ClientLost, ServerChannel
 from core.errors import RequestError
-from core.ids import Incarnation, Owner, StepSeq, new_incarnation
+from core.ids import BlockId, Incarnation, Owner, StepSeq, new_incarnation
 from core.messages import (
     Abort,
     AnyMessage,
@@ -30,6 +30,7 @@ from engine.batch import StepBatch, StepOutput
 from engine.host_arena import HostArena
 from engine.startup import Engine, start_engine
 from engine.step_loop import StepLoop
+from transfer.extents import Part
 from transfer.nixl_transport import NixlTransport
 from transfer.reader import Reader
 from transfer.tiers.mover import TierMover
@@ -345,6 +346,10 @@ class DecodeWorker:
             ),
         )
 
+    def _digests_of(self, block_ids: list[BlockId], part: Part) -> tuple[bytes, ...]:
+        pool = self._engine.pool
+        return pool.digests(block_ids, offset=part.offset, nbytes=part.nbytes)
+
     def _make_receiver(self) -> Receiver:
         context, engine = self._context, self._engine
         config = context.config
@@ -367,7 +372,7 @@ class DecodeWorker:
                     kv_layout=engine.layout,
                 ),
             ),
-            memory=Memory(self._blocks, self._scheduler),
+            memory=Memory(self._blocks, self._scheduler, self._digests_of),
             owner=self,
             registry=self._metrics.registry,
         )

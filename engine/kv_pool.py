@@ -1,5 +1,6 @@
 """All KV blocks of one worker: one contiguous, page-aligned allocation that a NIC can write to."""
 
+import hashlib
 import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,6 +18,7 @@ TORCH_DTYPES = {
 }
 
 _WORD_NBYTES = 4
+_DIGEST_NBYTES = 8
 _CHUNK_NBYTES = 8 * 2**20
 
 
@@ -113,6 +115,16 @@ class KVPool:
         if self._stream is None:
             return nullcontext()
         return torch.cuda.stream(self._stream)
+
+    def digests(self, block_ids: Sequence[int], *, offset: int, nbytes: int) -> tuple[bytes, ...]:
+        """Return a digest of ``nbytes`` at ``offset`` of each block; its id is no part of it."""
+        return tuple(
+            hashlib.blake2b(
+                self.blocks[block_id, offset : offset + nbytes].cpu().numpy().data,
+                digest_size=_DIGEST_NBYTES,
+            ).digest()
+            for block_id in block_ids
+        )
 
     def bytes_of(self, block_id: int) -> bytes:
         """Return a copy of one block."""

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 
+import msgspec
+
 from blockmgr.fences import KVWriters
 from blockmgr.tiers import Tiers
 from blockmgr.worker_blocks import WorkerBlocks
@@ -12,6 +14,7 @@ from core.ids import Incarnation, Owner, new_incarnation
 from core.messages import (
     AnyMessage,
     Compatibility,
+    GroupBlocks,
     Hello,
     PieceId,
     Prefill,
@@ -317,7 +320,7 @@ class PrefillWorker:
                     last_layer=self._engine.layout.layers_per_group - 1,
                     chunk=offer.chunk,
                 ),
-                blocks=offer.blocks,
+                blocks=self._with_digests(offer.blocks),
                 num_tokens=offer.num_tokens,
                 last=is_last,
                 first_token=offer.first_token,
@@ -335,6 +338,18 @@ class PrefillWorker:
             self._metrics.observe_stage("prefill", prefill_s)
             self._metrics.count_prompt(computed=offer.prompt.num_tokens - cached, cached=cached)
             self._metrics.count_generated(1)
+
+    def _with_digests(self, blocks: tuple[GroupBlocks, ...]) -> tuple[GroupBlocks, ...]:
+        """Tell the reader what it must find, if that is asked for. The steps have completed."""
+        if not self._context.config.transfer.checksums:
+            return blocks
+        pool, nbytes = self._engine.pool, self._engine.layout.block_nbytes
+        return tuple(
+            msgspec.structs.replace(
+                named, digests=pool.digests(named.block_ids, offset=0, nbytes=nbytes)
+            )
+            for named in blocks
+        )
 
     def _export_transfers(self) -> None:
         registry = self._metrics.registry

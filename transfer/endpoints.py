@@ -95,6 +95,10 @@ class Endpoints:
         self._stats.reads_posted += 1
         return self._reading_edge(link)
 
+    def get(self, operation: OperationId) -> Operation | None:
+        """Return a read that is not terminal."""
+        return self._operations.get(operation)
+
     def end(
         self, operation: OperationId, *, failure: str | None = None
     ) -> tuple[Operation | None, list[Action]]:

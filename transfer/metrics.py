@@ -92,6 +92,11 @@ class TransferMetrics:
             "stage",
             stats.failures,
         )
+        yield self._counter(
+            "sluice_kv_checksum_failures",
+            "Reads that brought other bytes than were sent",
+            stats.checksum_failures,
+        )
         totals = {
             "posted": stats.reads_posted,
             "completed": stats.reads_completed,
@@ -99,13 +104,16 @@ class TransferMetrics:
             "timed_out": stats.read_timeouts,
         }
         yield self._by_label("sluice_kv_reads", "Reads by what became of them", "event", totals)
-        alarms = CounterMetricFamily(
+        yield self._counter(
             "sluice_kv_quarantine_alarms",
             "Endpoints torn down because too many blocks were in quarantine",
-            labels=("role",),
+            stats.quarantine_alarms,
         )
-        alarms.add_metric((self._role,), stats.quarantine_alarms)
-        yield alarms
+
+    def _counter(self, name: str, text: str, count: int) -> CounterMetricFamily:
+        family = CounterMetricFamily(name, text, labels=("role",))
+        family.add_metric((self._role,), count)
+        return family
 
     def _by_label(
         self, name: str, text: str, label: str, counts: Mapping[Any, int]

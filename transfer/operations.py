@@ -43,6 +43,10 @@ class Operations:
             raise InvalidTransitionError(f"operation {operation.operation} is pending already")
         self._pending[operation.operation] = operation
 
+    def get(self, operation: OperationId) -> Operation | None:
+        """Return a read that is not terminal."""
+        return self._pending.get(operation)
+
     def end(self, operation: OperationId) -> Operation | None:
         """Forget a read that is terminal and return it; None: it ended before, or never was."""
         return self._pending.pop(operation, None)

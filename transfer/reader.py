@@ -13,6 +13,7 @@ from core.messages import GroupBlocks, PieceId, PrefillFailed, Renewed, Ticket
 from transfer.actions import Action, Allocate, OperationTerminal, PostRead
 from transfer.endpoints import Endpoints
 from transfer.extents import Part, merge_pairs, pair_positions
+from transfer.integrity import Digests, expected_digests
 from transfer.operations import Operation
 from transfer.reader_states import Event, PieceState, State
 from transfer.receiving import Failure, Receiving, TransferShape, covers
@@ -265,6 +266,36 @@ class Reader:
         piece.land(now)
         entry.kv_nbytes += pending.nbytes
         return [*actions, *self._requests.settle(entry, now)]
+
+    def expected_digests(self, operation: OperationId) -> Digests | None:
+        """Return what the blocks that a pending read fills must hold once it has landed.
+
+        None where the source computed no digests, or nobody waits for the read any more.
+        """
+        pending = self._endpoints.get(operation)
+        filled = None if pending is None else self._requests.filled_by(pending)
+        if filled is None:
+            return None
+        _, piece = filled
+        return expected_digests(piece.ticket, piece.targets, self._layout)
+
+    def damaged(self, operation: OperationId, now: float) -> list[Action]:
+        """Every byte of the read is in the pool, but they are not what the source has.
+
+        Says nothing about the source's other reads. The request fails, as a whole.
+        """
+        pending, actions = self._endpoints.end(operation)
+        if pending is None:
+            self.stats.stale["outcome"] += 1
+            return []
+        self.stats.checksum_failures += 1
+        filled = self._requests.filled_by(pending)
+        if filled is None:
+            return actions
+        entry, piece = filled
+        reason = f"{piece.ticket.piece} arrived with other bytes than were sent"
+        piece.roll_back()
+        return [*actions, *self._requests.fail(entry, Failure("integrity", reason), now)]
 
     def read_failed(self, operation: OperationId, reason: str, now: float) -> list[Action]:
         """The read is terminal without all its bytes; none will be written any more.

@@ -7,7 +7,7 @@ from typing import Literal
 LeaseEvent = Literal[
     "granted", "renewed", "confirmed", "released", "withdrawn", "expired", "voided"
 ]
-FailureStage = Literal["prefill", "post", "read", "lease", "peer", "protocol"]
+FailureStage = Literal["prefill", "post", "read", "lease", "peer", "protocol", "integrity"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,8 @@ class TransferStats:
     lease_events: Counter[str] = field(default_factory=Counter[str])
     """By ``LeaseEvent``."""
     rollbacks: int = 0
+    checksum_failures: int = 0
+    """Reads that brought other bytes than the source has promised."""
     read_timeouts: int = 0
     quarantine_alarms: int = 0
     """Endpoints torn down because too many blocks were in quarantine."""

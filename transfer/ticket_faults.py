@@ -24,6 +24,7 @@ def fault_of(ticket: Ticket, entry: Receiving, shape: TransferShape) -> str | No
         return f"{piece} is called the last, after later ones"
     if any(
         len(run.block_ids) != len(run.generations)
+        or len(run.digests) not in {0, len(run.block_ids)}
         or run.first_index < 0
         or not run.block_ids
         or not 0 <= run.group < shape.num_groups

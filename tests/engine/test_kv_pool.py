@@ -49,3 +49,19 @@ def test_fill_and_zero_touch_the_named_blocks_only() -> None:
     assert contents == [{0}, {0xAB}, {0}, {0}, {0}]
     pool.zero([])
     assert set(pool.bytes_of(1)) == {0xAB}
+
+
+def test_i07_a_digest_is_of_the_bytes_and_not_of_the_place() -> None:
+    pool = make_pool()
+    pool.fill([1, 4], 0xAB)
+    half = LAYOUT.block_nbytes // 2
+
+    (first, second, other) = pool.digests([1, 4, 2], offset=0, nbytes=LAYOUT.block_nbytes)
+    assert first == second != other
+
+    pool.blocks[4, half] ^= 1
+    (before, after) = (pool.digests([at], offset=0, nbytes=half) for at in (1, 4))
+    assert before == after
+    assert pool.digests([1], offset=half, nbytes=half) != pool.digests(
+        [4], offset=half, nbytes=half
+    )

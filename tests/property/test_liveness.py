@@ -57,7 +57,7 @@ def test_j05_every_request_that_fits_is_served(first: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_j05_a_thousand_fleets() -> None:
+def test_j04_j05_a_thousand_fleets_with_kills_and_aborts() -> None:
     for seed in range(1000, 2000):
         serve(seed)
 
