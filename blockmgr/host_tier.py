@@ -51,6 +51,10 @@ class HostTier:
         entry = self._entry_of_name.get(name)
         return entry is not None and entry.is_filled
 
+    def names(self) -> list[BlockName]:
+        """All contents that are here or on their way, the least recently used first."""
+        return list(self._entry_of_name)
+
     @property
     def num_used(self) -> int:
         """Slots that are not free."""

@@ -94,8 +94,10 @@ class StorageBook:
         """Begin to look for ``chain`` in storage, and let ``owner`` wait for it.
 
         Whoever wants a chain that begins like one on its way waits for that one. Over a bound
-        nothing is begun, and the owner does not wait.
+        nothing is begun, and the owner does not wait. An owner waits for one chain at a time.
         """
+        if owner in self._fetch_of_owner:
+            return
         pending = self._fetch_of_name.get(chain[0])
         if pending is not None:
             self._fetches[pending].owners.add(owner)

@@ -51,7 +51,7 @@ class CacheConfig(_Section):
     """Above this part of the pool in QUARANTINED, the oldest peer's endpoint is torn down."""
     host_tier_gib: Annotated[float, Field(ge=0)] = 0.0
     """Host memory of one worker for blocks that leave its pool; 0: none."""
-    host_copy_fraction: Annotated[float, Field(gt=0, le=1)] = 0.25
+    host_copy_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Part of the pool that may wait at once for copies to host memory; more is not copied."""
     storage_url: str | None = None
     """Where blocks are kept beyond host memory and beyond restarts, by all workers of a model:
