@@ -7,6 +7,7 @@ last line, one JSON object.
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -158,8 +159,9 @@ def _print_tables(results: Results) -> None:
 
 
 def main() -> int:
-    """Run the command line and return its exit code."""
+    """Run the command line and return its exit code: 1 where a block was lost or released twice."""
     arguments = parse(sys.argv[1:])
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     machine = describe_machine()
     if not machine["alone"]:
         say(f"warning: other work takes {machine['busy_before']:.0%} of the CPUs")
@@ -172,7 +174,8 @@ def main() -> int:
     _print_tables(results)
     parameters = {name: getattr(arguments, name) for name in names}
     print(json.dumps(report(results, machine, parameters)), flush=True)
-    return 0
+    is_sound = not results.storm.get("leaked_blocks") and not results.storm.get("double_releases")
+    return 0 if is_sound else 1
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
 import json
 import random
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bench import blocks
+from bench import blocks, peers
 from bench.blocks_draws import StormPlan, draws
 from bench.blocks_evict import SHAPES, EvictPlan, HeapCache, SluiceCache, measure_evictions
 from bench.blocks_life import cases, life_figures, life_ratios, measure_lives
@@ -151,6 +153,21 @@ def test_sides_take_turns() -> None:
 
     assert turns == [1, 12, 12, 12]
     assert set(result.figures["cold, 8,000 blocks"]) == {"sluice", "sluice_with_steps", "vllm"}
+
+
+def test_peer_that_cannot_start_is_missing_and_ours_is_measured_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # Given an environment without vLLM where vLLM's is looked for
+    monkeypatch.setattr(peers, "vllm_python", lambda: Path(sys.executable))
+    monkeypatch.setattr(peers, "vllm_is_made", lambda: True)
+    monkeypatch.setattr(blocks, "cache_folder", lambda: tmp_path)
+    small = [argument for argument in SMALL if argument != "--no-peer"]
+
+    results = blocks.measure(blocks.parse([*small, "--parts", "life"]))
+
+    assert "No module named 'vllm'" in results.missing[-1]
+    assert set(results.lives["cold, 2,000 blocks"]) == {"sluice", "sluice_with_steps"}
 
 
 # Evictions
