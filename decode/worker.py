@@ -356,6 +356,11 @@ class DecodeWorker:
         transport = NixlTransport(self._incarnation)
         transport.register(engine.pool.address, engine.pool.nbytes)
         limit = int(config.cache.quarantine_fraction * engine.pool.num_blocks)
+        self._metrics.gauge(
+            "sluice_kv_quarantine_limit_blocks",
+            "Blocks that reads without an owner may hold before an endpoint is torn down",
+            lambda: limit,
+        )
         return Receiver(
             reader=Reader(
                 layout=engine.layout, config=config.transfer, max_quarantined_blocks=limit

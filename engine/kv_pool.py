@@ -4,6 +4,7 @@ import hashlib
 import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,7 +72,7 @@ class KVPool:
         if len(block_ids):
             self.blocks[torch.tensor(block_ids, device=self.blocks.device)] = byte
 
-    def fill_words(self, block_ids: NDArray[np.int32], words: NDArray[np.int32]) -> None:
+    def fill_words(self, block_ids: NDArray[np.integer[Any]], words: NDArray[np.integer[Any]]) -> None:
         """Repeat ``words[i]`` over all of block ``block_ids[i]``, beside the steps on the device.
 
         No step in flight may touch the blocks.
@@ -81,7 +82,7 @@ class KVPool:
                 self._words[ids] = values
 
     def find_other_word(
-        self, block_ids: NDArray[np.int32], words: NDArray[np.int32]
+        self, block_ids: NDArray[np.integer[Any]], words: NDArray[np.integer[Any]]
     ) -> tuple[int, int] | None:
         """Return the first ``i`` whose block is not all ``words[i]``, and the offset in bytes.
 
@@ -100,13 +101,13 @@ class KVPool:
         return None
 
     def _in_chunks(
-        self, block_ids: NDArray[np.int32], words: NDArray[np.int32]
+        self, block_ids: NDArray[np.integer[Any]], words: NDArray[np.integer[Any]]
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield ids [n] and words [n, 1] on the pool's device, for blocks of some MiB together."""
         step = max(1, _CHUNK_NBYTES // self.layout.block_nbytes)
         for at in range(0, len(block_ids), step):
             ids = torch.from_numpy(block_ids[at : at + step].astype(np.int64))
-            values = torch.from_numpy(words[at : at + step].copy())
+            values = torch.from_numpy(words[at : at + step].astype(np.int32))
             device = self.blocks.device
             yield ids.to(device), values.unsqueeze(1).to(device)
 

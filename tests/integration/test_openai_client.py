@@ -197,6 +197,11 @@ def test_no_metric_is_dead(stack: Stack, client: OpenAI) -> None:
             "sluice_kv_stale_rejects_total",
             "sluice_kv_reads_total",
             "sluice_preemptions_total",
+            "sluice_kv_block_withheld_seconds_count",
+            "sluice_kv_block_withheld_seconds_sum",
+            "sluice_kv_block_withheld_oldest_seconds",
+            "sluice_kv_block_idle_before_evict_seconds_count",
+            "sluice_kv_block_idle_before_evict_seconds_sum",
         }
         assert families - moved - states - faults == set(), worker
 
