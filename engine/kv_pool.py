@@ -72,7 +72,9 @@ class KVPool:
         if len(block_ids):
             self.blocks[torch.tensor(block_ids, device=self.blocks.device)] = byte
 
-    def fill_words(self, block_ids: NDArray[np.integer[Any]], words: NDArray[np.integer[Any]]) -> None:
+    def fill_words(
+        self, block_ids: NDArray[np.integer[Any]], words: NDArray[np.integer[Any]]
+    ) -> None:
         """Repeat ``words[i]`` over all of block ``block_ids[i]``, beside the steps on the device.
 
         No step in flight may touch the blocks.
