@@ -5,17 +5,25 @@ from typing import Literal
 from blockmgr.block_ages import BlockAges
 from blockmgr.block_manager import BlockManager
 from blockmgr.states import BlockState
+from blockmgr.tier_book import TierBook
 from core.messages import CacheState, TierUse
 
 DEVICE = "device"
 
 
 class CacheControl:
-    """Resets and describes one worker's cache; the ``Cache`` of its report."""
+    """Resets and describes one worker's cache; the ``Cache`` of its report.
 
-    def __init__(self, blocks: BlockManager, ages: BlockAges) -> None:
+    Args:
+        blocks: The pool's manager. Its reset reaches the tiers below, too.
+        ages: Of its blocks.
+        book: Of the tiers below; None: there are none.
+    """
+
+    def __init__(self, blocks: BlockManager, ages: BlockAges, book: TierBook | None = None) -> None:
         self._blocks = blocks
         self._ages = ages
+        self._book = book
         self._reset_at: float | None = None
 
     def reset(self) -> None:
@@ -40,8 +48,21 @@ class CacheControl:
             reset="none" if self._reset_at is None else self._reset_state(self._reset_at),
             tiers=(
                 TierUse(tier=DEVICE, blocks=counts[BlockState.CACHED], hit_tokens=stats.hit_tokens),
+                *self._lower_tiers(),
             ),
         )
+
+    def _lower_tiers(self) -> list[TierUse]:
+        """Host memory, and storage as far as this worker knows what is in it."""
+        book = self._book
+        if book is None:
+            return []
+        hits = book.stats.hit_tokens
+        tiers = [TierUse(tier="host", blocks=len(book.host), hit_tokens=hits["host"])]
+        if book.storage is not None:
+            known = book.storage.num_known_blocks
+            tiers.append(TierUse(tier="storage", blocks=known, hit_tokens=hits["storage"]))
+        return tiers
 
     def _reset_state(self, reset_at: float) -> Literal["pending", "done"]:
         return "pending" if self._ages.has_older_than(reset_at) else "done"

@@ -58,6 +58,11 @@ class StorageBook:
         """Blocks on their way to or from storage."""
         return self._num_staged
 
+    @property
+    def num_known_blocks(self) -> int:
+        """Blocks that are known to be in storage: written or found by this worker."""
+        return len(self._known)
+
     # Host memory to storage
 
     def write(self, entries: Sequence[HostEntry]) -> None:

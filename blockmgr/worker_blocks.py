@@ -77,7 +77,7 @@ class WorkerBlocks:
         if book is not None:
             manager.store_into(book)
             tiers = Tiers(manager, layout, book)
-        return cls(manager, ages, CacheControl(manager, ages), poison, tiers)
+        return cls(manager, ages, CacheControl(manager, ages, book), poison, tiers)
 
     def export(self, registry: CollectorRegistry, *, role: str) -> None:
         """Add the metrics of blocks, their ages and, where they are on, poison and tiers."""
