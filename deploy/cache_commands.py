@@ -14,7 +14,7 @@ def run_cache_reset(url: str, *, wait_s: float) -> int:
     """Reset all caches of the router at ``url``; return 0 if nothing old is left, else 1.
 
     Looks again until it is so, for at most ``wait_s`` seconds. A worker that could not be reached
-    was not reset: the command must be given again when it is back.
+    was not reset, and neither was the new life of one: the command must be given again.
 
     Raises:
         ConfigError: ``url`` is malformed.
@@ -26,10 +26,9 @@ def run_cache_reset(url: str, *, wait_s: float) -> int:
     while "pending" in status_of.values() and time.monotonic() < deadline:
         time.sleep(POLL_INTERVAL_S)  # an HTTP client is told nothing unless it asks
         for cache in client.caches():
-            # A worker that was started anew meanwhile knows of no reset, and has nothing old.
-            is_over = cache.status == "ok" and cache.reset != "pending"
-            if is_over and status_of.get(cache.worker_id) == "pending":
-                status_of[cache.worker_id] = "done"
+            if status_of.get(cache.worker_id) == "pending" and cache.reset != "pending":
+                # A new life of the worker knows of no reset, and may find the old in storage.
+                status_of[cache.worker_id] = "done" if cache.reset == "done" else "unreachable"
     console = Console()
     for worker_id, status in status_of.items():
         console.print(f"{worker_id}: {status}", highlight=False)

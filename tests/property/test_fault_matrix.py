@@ -227,7 +227,7 @@ def finish(worker: Worker, prefill: PrefillSide) -> None:
             worker.dispatch()
             worker.dispatch()
         return
-    prefill.give_back(R if prefill.book.revoke(R) is not None else None)
+    prefill.book.revoke(R)
     message = PrefillFailed(*R, prefill.incarnation, "gave up")
     worker.carry_out(worker.reader.prefill_failed(message, worker.now))
 
