@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from blockmgr.block_table import HOLE
-from blockmgr.eviction_order import LeafOrder
 from blockmgr.free_queue import BlockIds
+from blockmgr.leaf_order import LeafOrder
+from blockmgr.node_array import Indices, NodeArray
 from blockmgr.pool import BlockPool
 from blockmgr.prefix_node import PrefixNode
 from blockmgr.prefix_nodes import PrefixNodes
@@ -47,6 +48,8 @@ class PrefixEviction:
         self._is_all_windows = is_all_windows
         """Whether no group keeps a column alive by itself."""
         self._leaves = LeafOrder()
+        self._num_going = NodeArray(1024, 0)
+        """Scratch: children of a node that a batch takes."""
         self._window_order: dict[PrefixNode, None] = {}
         """Nodes that may have spare blocks behind a window, the longest unused first."""
         self._time = 0
@@ -57,31 +60,42 @@ class PrefixEviction:
         """Nobody uses ``block_ids`` any more, as of now."""
         self._time += 1
         for node in self._nodes.nodes_of(block_ids):
-            node.last_used = self._time
+            self._leaves.set_time(node.index, self._time)
             if self._windows:
                 node.window_used = self._time
                 self._window_order.pop(node, None)
                 self._window_order[node] = None
-            if not node.children and self._is_unused_at_end(node):
-                self._leaves.add(node)
+            if self._nodes.is_leaf(node) and self._is_unused_at_end(node):
+                self._leaves.add(node.index)
 
     def left_cached(self, block_ids: BlockIds) -> None:
         """``block_ids`` are in use again, or left the tree."""
         for node in self._nodes.nodes_of(block_ids):
-            if node.is_ordered and not self._is_unused_at_end(node):
-                self._leaves.remove(node)
+            if self._leaves.contains(node.index) and not self._is_unused_at_end(node):
+                self._leaves.remove(node.index)
+
+    def was_added(self, node: PrefixNode) -> None:
+        """``node`` is new, and its blocks are in use."""
+        self._leaves.set_time(node.index, self._time)
+        self._num_going.reserve(node.index + 1)
+        if self._windows:
+            self._window_order[node] = None
 
     def grew(self, node: PrefixNode) -> None:
         """``node`` has a child now, or more columns, whose blocks are in use."""
-        if node.is_ordered:
-            self._leaves.remove(node)
-        if self._windows:
+        self._leaves.remove(node.index)
+        if self._windows and self._nodes.is_alive(node):
             self._window_order.setdefault(node)
 
-    def was_split(self, upper: PrefixNode) -> None:
-        """``upper`` is a new node, in front of the one that it was split from."""
-        if self._windows:
-            self._window_order.setdefault(upper)
+    def was_filled(self, node: PrefixNode) -> None:
+        """Holes of ``node`` have blocks now, which are in use."""
+        if self._leaves.contains(node.index) and not self._is_unused_at_end(node):
+            self._leaves.remove(node.index)
+
+    def was_split(self, node: PrefixNode, upper: PrefixNode) -> None:
+        """``upper`` is a new node, in front of ``node``, from which it was split."""
+        self.was_added(upper)
+        self._leaves.set_time(upper.index, self._leaves.time_of(node.index))
 
     def clear(self) -> None:
         """The tree is empty."""
@@ -117,15 +131,20 @@ class PrefixEviction:
             recycle(block_ids)
 
     def _take_oldest(self, count: int, taken: "array[int]") -> bool:
-        """Move at most about ``count`` blocks of one node to ``taken``; False: none is unused."""
+        """Move at most about ``count`` blocks to ``taken``; False: none is unused."""
+        oldest = self._leaves.oldest(1)
+        leaf = self._nodes[int(oldest[0])] if len(oldest) else None
         node = next(iter(self._window_order), None)
-        leaf = self._leaves.pop(older_than=None if node is None else node.window_used)
-        if leaf is not None:
-            self._take_leaf(leaf, count, taken)
-        elif node is not None:
+        if node is not None and (
+            leaf is None or node.window_used <= self._leaves.time_of(leaf.index)
+        ):
             self._take_windows(node, count, taken)
-        else:
+        elif leaf is None:
             return False
+        elif leaf.num_columns > 1 or self._windows or count == 1:
+            self._take_leaf(leaf, count, taken)
+        else:
+            self._take_small_leaves(count, taken)
         return True
 
     # Leaves
@@ -133,7 +152,7 @@ class PrefixEviction:
     def _take_leaf(self, leaf: PrefixNode, count: int, taken: "array[int]") -> None:
         """Take whole columns from the end of ``leaf``, as far as all of a column is CACHED."""
         unused = self._count_unused(leaf, count)
-        if len(leaf.rows) == 1:
+        if not self._windows:
             num_columns = min(unused, count)
             taken.extend(leaf.rows[0][: -num_columns - 1 : -1])
         else:
@@ -144,9 +163,49 @@ class PrefixEviction:
         if num_columns == leaf.num_columns:
             self._detach(leaf)
             return
-        leaf.truncate(leaf.end - num_columns)
-        if num_columns < unused:
-            self._leaves.put_back(leaf)
+        self._truncate(leaf, leaf.end - num_columns)
+        if num_columns == unused:
+            self._leaves.remove(leaf.index)
+
+    def _take_small_leaves(self, count: int, taken: "array[int]") -> None:
+        """Take leaves of one column that are the oldest, and the parents that this exposes."""
+        oldest = self._leaves.oldest(count)
+        is_small = self._nodes.num_columns.many[oldest] == 1
+        if not is_small.all():
+            oldest = oldest[: int(is_small.argmin())]
+        going = self._with_exposed(oldest)[:count]
+        taken.frombytes(self._nodes.last_block.many[going].tobytes())
+        self._leaves.remove_all(going)
+        for parent in self._nodes.detach_all(going):
+            self._expose(parent)
+
+    def _with_exposed(self, leaves: Indices) -> Indices:
+        """Return ``leaves`` with the parents of one column that their going exposes, in order.
+
+        Up to where a longer parent that is exposed would come, which is taken column by column.
+        """
+        nodes, num_going = self._nodes, self._num_going.many
+        found, times = [leaves], [self._leaves.times_of(leaves)]
+        touched: list[Indices] = []
+        first_long = np.iinfo(np.int64).max
+        while len(found[-1]):
+            parents = nodes.parent.many[found[-1]]
+            np.add.at(num_going, parents, 1)
+            touched.append(parents)
+            is_exposed = num_going[parents] == nodes.num_children.many[parents]
+            parents = nodes.distinct(parents[is_exposed & (nodes.num_columns.many[parents] > 0)])
+            parents = parents[self._pool.is_cached(nodes.last_block.many[parents])]
+            is_small = nodes.num_columns.many[parents] == 1
+            long_times = self._leaves.times_of(parents[~is_small])
+            first_long = min(first_long, int(long_times.min(initial=first_long)))
+            found.append(parents[is_small])
+            times.append(self._leaves.times_of(parents[is_small]))
+        num_going[np.concatenate(touched)] = 0
+        all_times = np.concatenate(times)
+        # Stable: of one time, a child goes before its parent.
+        order = np.argsort(all_times, kind="stable")
+        order = order[: max(1, int(np.searchsorted(all_times[order], first_long, side="right")))]
+        return np.concatenate(found)[order]
 
     def _count_unused(self, leaf: PrefixNode, count: int) -> int:
         """Columns at the end of ``leaf`` that are CACHED as a whole; the last one is.
@@ -155,7 +214,7 @@ class PrefixEviction:
         """
         if leaf.num_columns == 1:
             return 1
-        if count < _FEW and len(leaf.rows) == 1:
+        if count < _FEW and not self._windows:
             is_cached = self._pool.is_one_cached
             row = leaf.rows[0]
             most = min(count + 1, len(row))
@@ -164,14 +223,13 @@ class PrefixEviction:
         unused = ((rows == HOLE) | self._pool.is_cached(rows)).all(axis=0)[::-1]
         return len(unused) if unused.all() else int(unused.argmin())
 
-
     def _is_unused_at_end(self, node: PrefixNode) -> bool:
         is_cached = self._pool.is_one_cached
-        return all([row[-1] == HOLE or is_cached(row[-1]) for row in node.rows])
+        return all(row[-1] == HOLE or is_cached(row[-1]) for row in node.rows)
 
     def _detach(self, node: PrefixNode) -> None:
         """Take a node without children out; its parent may be a leaf now."""
-        self._leaves.remove(node)
+        self._leaves.remove(node.index)
         self._window_order.pop(node, None)
         parent = self._nodes.detach(node)
         if parent is None:
@@ -181,9 +239,13 @@ class PrefixEviction:
         else:
             self._expose(parent)
 
+    def _truncate(self, node: PrefixNode, end: int) -> None:
+        node.truncate(end)
+        self._nodes.was_changed(node)
+
     def _expose(self, node: PrefixNode) -> None:
         if self._is_unused_at_end(node):
-            self._leaves.expose(node)
+            self._leaves.expose(node.index)
 
     # Windows
 
@@ -193,10 +255,11 @@ class PrefixEviction:
         for group, column, block_id in spare[:count]:
             node.rows[group][column] = HOLE
             taken.append(block_id)
+        self._nodes.was_changed(node)
         self._nodes.unmap(np.array([block_id for *_, block_id in spare[:count]], dtype=np.int64))
         if len(spare) <= count:
             del self._window_order[node]
-        if self._is_all_windows and not node.children:
+        if self._is_all_windows and self._nodes.is_leaf(node):
             self._trim(node)
 
     def _spare_in_windows(self, node: PrefixNode) -> list[tuple[int, int, int]]:
@@ -205,7 +268,7 @@ class PrefixEviction:
         for reach in self._windows:
             row = node.rows[reach.index]
             # What a hit at a leaf's end needs goes with its columns: without it, none is useful.
-            kept = range(0) if node.children else reach.live(node.end)
+            kept = reach.live(node.end) if self._nodes.is_leaf(node) else range(0)
             spare += [
                 (reach.index, column, block_id)
                 for column, block_id in enumerate(row)
@@ -220,12 +283,12 @@ class PrefixEviction:
         end = node.end
         while end > node.start and all(row[end - 1 - node.start] == HOLE for row in node.rows):
             end -= 1
-        self._leaves.remove(node)
+        self._leaves.remove(node.index)
         if end == node.start:
             self._detach(node)
             return
         if end < node.end:
-            node.truncate(end)
+            self._truncate(node, end)
         self._expose(node)
 
     # In front of what is in use
@@ -244,7 +307,7 @@ class PrefixEviction:
         nodes = list(self._nodes.nodes_of(cached)) if len(cached) else []
         if not nodes:
             return 0
-        node = min(nodes, key=lambda node: node.last_used)
+        node = min(nodes, key=lambda node: self._leaves.time_of(node.index))
         rows = np.array(node.rows, dtype=np.int64)
         unused = ((rows != HOLE) & self._pool.is_cached(rows)).any(axis=0)
         block_ids = self._cut(node, node.start + int(unused.argmax()))
@@ -255,20 +318,20 @@ class PrefixEviction:
     def _cut(self, node: PrefixNode, index: int) -> BlockIds:
         """Take all from ``index`` of ``node`` on out of the tree, and return the blocks."""
         found = [node.blocks_from(index)]
-        below = list(node.children.values())
+        below = self._nodes.children(node)
         while below:
             child = below.pop()
             found.append(child.blocks_from(child.start))
-            below += child.children.values()
-            self._leaves.remove(child)
+            below += self._nodes.children(child)
+            self._leaves.remove(child.index)
             self._window_order.pop(child, None)
             self._nodes.remove(child)
-        node.children.clear()
-        self._leaves.remove(node)
+        self._nodes.num_children.one[node.index] = 0
+        self._leaves.remove(node.index)
         if index == node.start:
             self._detach(node)
         else:
-            node.truncate(index)
+            self._truncate(node, index)
             self._expose(node)
         return np.concatenate(found)
 
@@ -276,7 +339,8 @@ class PrefixEviction:
         """Assert the invariants above."""
         self._leaves.check_invariants()
         for node in self._nodes.all():
-            is_unused = not node.children and self._is_unused_at_end(node)
-            assert node.is_ordered == is_unused, "a leaf is lost, or one in use is not"
+            is_unused = self._nodes.is_leaf(node) and self._is_unused_at_end(node)
+            is_ordered = self._leaves.contains(node.index)
+            assert is_ordered == is_unused, "a leaf is lost, or one in use is not"
             if self._windows and self._spare_in_windows(node):
                 assert node in self._window_order, "a block behind a window is lost"

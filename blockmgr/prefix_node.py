@@ -1,7 +1,6 @@
 """One edge of the prefix tree: a run of blocks without a branch."""
 
 from array import array
-from enum import Enum, auto
 from typing import Final
 
 import numpy as np
@@ -11,17 +10,6 @@ from blockmgr.free_queue import BlockIds
 
 NO_INDEX: Final = -1
 """Of a node that is not in the tree (any more)."""
-
-
-class Place(Enum):
-    """Where the eviction order has a node as a leaf."""
-
-    NONE = auto()
-    """Not at all: it has children, or its last column is in use."""
-    QUEUED = auto()
-    """In the queue of leaves, the longest unused first."""
-    EXPOSED = auto()
-    """In the heap of parents that lost their last child to an eviction."""
 
 
 class PrefixNode:
@@ -40,9 +28,7 @@ class PrefixNode:
         "end",
         "index",
         "key",
-        "last_used",
         "parent",
-        "place",
         "rows",
         "start",
         "tokens",
@@ -64,20 +50,13 @@ class PrefixNode:
         self.children: dict[bytes, PrefixNode] = {}
         self.index = NO_INDEX
         """Names the node in arrays over blocks."""
-        self.last_used = 0
         self.window_used = 0
-        """The same, of its blocks in groups with a window."""
-        self.place = Place.NONE
+        """When its blocks in groups with a window were."""
 
     @property
     def num_columns(self) -> int:
         """Blocks per group."""
         return self.end - self.start
-
-    @property
-    def is_ordered(self) -> bool:
-        """Whether the order of eviction has the node."""
-        return self.place is not Place.NONE
 
     def row(self, group: int, start: int, stop: int) -> BlockIds:
         """Return a copy of the ids of ``group`` at the absolute indices ``[start, stop)``."""
@@ -125,7 +104,7 @@ class PrefixNode:
             self.parent, self.start, self.tokens[:nbytes], [row[:at] for row in self.rows]
         )
         upper.key = self.key
-        upper.last_used, upper.window_used = self.last_used, self.window_used
+        upper.window_used = self.window_used
         upper.children = {key: self}
         if self.parent is not None:
             self.parent.children[self.key] = upper

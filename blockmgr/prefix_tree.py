@@ -16,7 +16,7 @@ from blockmgr.block_table import HOLE, BlockTable
 from blockmgr.free_queue import BlockIds
 from blockmgr.pool import BlockPool
 from blockmgr.prefix_eviction import PrefixEviction, Recycle
-from blockmgr.prefix_node import NO_INDEX, PrefixNode
+from blockmgr.prefix_node import PrefixNode
 from blockmgr.prefix_nodes import PrefixNodes
 from blockmgr.token_run import TokenRun
 from blockmgr.window import WindowReach, needed_blocks
@@ -140,7 +140,7 @@ class PrefixTree:
         path: list[PrefixNode] = []
         at, num_blocks = 0, tokens.num_blocks
         while node is not None and at < num_blocks and at == node.end:
-            node = node.children.get(tokens.key(at))
+            node = self._nodes.child(node, tokens.key(at))
             if node is not None:
                 at += tokens.count_equal(at, node.tokens, skip=0)
                 path.append(node)
@@ -183,7 +183,7 @@ class PrefixTree:
                 at += equal
                 if at < stop and at < node.end:
                     node = self._split(node, at, tokens.block_nbytes)
-            elif (child := node.children.get(tokens.key(at))) is not None:
+            elif (child := self._nodes.child(node, tokens.key(at))) is not None:
                 node = child
             else:
                 node = self._extend(node, tokens, tables, range(at, stop), taken)
@@ -196,11 +196,12 @@ class PrefixTree:
         Returns:
             False, and nothing was changed: ``node`` is not a leaf of the tree (any more).
         """
-        if node.children or node.parent is None or node.index == NO_INDEX:
+        if not self._nodes.is_alive(node) or not self._nodes.is_leaf(node):
             return False
         self._version += 1
         self.eviction.grew(node)
         node.append_one(key, column)
+        self._nodes.was_changed(node)
         self._nodes.map(self._without_holes(column), node)
         return True
 
@@ -208,7 +209,7 @@ class PrefixTree:
         self, tokens: TokenRun, node: PrefixNode | None, start: int
     ) -> tuple[PrefixNode, int]:
         """Return where an offer goes on: at the root if the place of the last one is gone."""
-        if node is not None and node.index != NO_INDEX and start <= node.end:
+        if node is not None and self._nodes.is_alive(node) and start <= node.end:
             while start <= node.start and node.parent is not None:
                 node = node.parent  # the run was split since
             return node, start
@@ -226,15 +227,13 @@ class PrefixTree:
         columns = [table.column(indices) for table in tables]
         run = tokens.slice(indices.start, indices.stop)
         self.eviction.grew(node)
-        if node.parent is not None and not node.children:
+        if self._nodes.is_alive(node) and self._nodes.is_leaf(node):
             node.append(run, columns)
+            self._nodes.was_changed(node)
         else:
-            child = PrefixNode(node, indices.start, run, columns)
-            child.key = tokens.key(indices.start)
-            node.children[child.key] = child
-            self._nodes.add(child)
-            self.eviction.grew(child)
-            node = child
+            node = PrefixNode(node, indices.start, run, columns)
+            self._nodes.add(node, tokens.key(indices.start))
+            self.eviction.was_added(node)
         for column in columns:
             present = self._without_holes(column)
             self._nodes.map(present, node)
@@ -243,11 +242,10 @@ class PrefixTree:
 
     def _split(self, node: PrefixNode, at: int, block_nbytes: int) -> PrefixNode:
         """Give the run of ``node`` up to ``at`` a node of its own, and return that."""
-        upper = node.split(at, block_nbytes)
-        self._nodes.add(upper)
+        upper = self._nodes.split(node, at, block_nbytes)
         for row in upper.rows:
             self._nodes.map(self._without_holes(row), upper)
-        self.eviction.was_split(upper)
+        self.eviction.was_split(node, upper)
         return upper
 
     def _fill_holes(
@@ -262,6 +260,8 @@ class PrefixTree:
                     row[at - node.start] = block_id
                     self._nodes.map(array("q", (block_id,)), node)
                     taken.append(block_id)
+        self._nodes.was_changed(node)
+        self.eviction.was_filled(node)
 
     def _without_holes(self, row: "array[int]") -> "array[int]":
         if not self._windows or HOLE not in row:
