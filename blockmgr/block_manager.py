@@ -314,6 +314,11 @@ class BlockManager(BlockReadings):
                 f"{owner}: a hit of {num_cached_tokens} tokens is no multiple of "
                 f"{self._layout.block_size}"
             )
+        if tokens is not None and tokens.block_size != self._layout.block_size:
+            raise InvalidTransitionError(
+                f"{owner}: tokens in blocks of {tokens.block_size}, the pool's are of "
+                f"{self._layout.block_size}"
+            )
         tables = [BlockTable(group, self._layout.block_size) for group in self._layout.groups]
         return Holding(
             owner, tuple(tables), tokens, self._cache_epoch, num_cached_tokens, num_hit_blocks
