@@ -235,6 +235,11 @@ class DecodeScheduler:
         return waiting + sum(max(0, s.num_known - s.num_computed) for s in self._table.running)
 
     @property
+    def reserve_blocks(self) -> int:
+        """Blocks that stay back per running sequence and group; more after a preemption."""
+        return self._budget.reserve_blocks
+
+    @property
     def num_preemptions(self) -> int:
         """Sequences that gave their blocks up, since the start."""
         return self._table.num_preemptions

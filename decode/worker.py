@@ -108,6 +108,11 @@ class DecodeWorker:
         )
         self._report.describe(engine.layout, fingerprint=engine.spec.fingerprint)
         self._metrics = self._report.metrics
+        self._metrics.gauge(
+            "sluice_admission_reserve_blocks",
+            "Blocks kept free per running sequence and KV group for its growth",
+            lambda: self._scheduler.reserve_blocks,
+        )
         watched.export(self._metrics.registry, role="decode")
         self._mover = self._open_mover(watched.tiers)
         self._receiver = self._make_receiver() if config.deploy.prefill else None

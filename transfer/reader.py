@@ -251,13 +251,12 @@ class Reader:
 
     def landed(self, operation: OperationId, now: float) -> list[Action]:
         """Every byte of the read is in the pool."""
-        pending, actions = self._endpoints.end(operation)
-        if pending is None:
-            self.stats.stale["outcome"] += 1
+        ended = self._end_read(operation)
+        if ended is None:
             return []
-        duration_s = now - pending.posted_at
+        pending, actions = ended
         self.stats.observe_read(
-            ReadObservation(pending.nbytes, pending.num_descriptors, duration_s)
+            ReadObservation(pending.nbytes, pending.num_descriptors, now - pending.posted_at)
         )
         filled = self._requests.filled_by(pending)
         if filled is None:
@@ -284,18 +283,12 @@ class Reader:
 
         Says nothing about the source's other reads. The request fails, as a whole.
         """
-        pending, actions = self._endpoints.end(operation)
-        if pending is None:
-            self.stats.stale["outcome"] += 1
+        ended = self._end_read(operation)
+        if ended is None:
             return []
         self.stats.checksum_failures += 1
-        filled = self._requests.filled_by(pending)
-        if filled is None:
-            return actions
-        entry, piece = filled
-        reason = f"{piece.ticket.piece} arrived with other bytes than were sent"
-        piece.roll_back()
-        return [*actions, *self._requests.fail(entry, Failure("integrity", reason), now)]
+        failure = Failure("integrity", "a read has brought other bytes than were sent")
+        return self._fail_filled(*ended, failure, now)
 
     def read_failed(self, operation: OperationId, reason: str, now: float) -> list[Action]:
         """The read is terminal without all its bytes; none will be written any more.
@@ -303,20 +296,32 @@ class Reader:
         The transport has lost its peer: where no tear-down was asked for, one is now, so that the
         worker pairs with the source anew.
         """
-        pending, actions = self._endpoints.end(operation, failure=reason)
-        if pending is None:
-            self.stats.stale["outcome"] += 1
+        ended = self._end_read(operation, failure=reason)
+        if ended is None:
             return []
         self.stats.reads_failed += 1
+        return self._fail_filled(*ended, Failure("read", f"read failed: {reason}"), now)
+
+    def _end_read(
+        self, operation: OperationId, *, failure: str | None = None
+    ) -> tuple[Operation, list[Action]] | None:
+        """Forget a read that is terminal; None: it ended before or never was, and is counted."""
+        pending, actions = self._endpoints.end(operation, failure=failure)
+        if pending is None:
+            self.stats.stale["outcome"] += 1
+            return None
+        return pending, actions
+
+    def _fail_filled(
+        self, pending: Operation, actions: list[Action], failure: Failure, now: float
+    ) -> list[Action]:
+        """Fail the request that waits for a read, if one does, behind ``actions``."""
         filled = self._requests.filled_by(pending)
         if filled is None:
             return actions
         entry, piece = filled
         piece.roll_back()  # its read is over: only the request still has to end
-        return [
-            *actions,
-            *self._requests.fail(entry, Failure("read", f"read failed: {reason}"), now),
-        ]
+        return [*actions, *self._requests.fail(entry, failure, now)]
 
     # Time
 

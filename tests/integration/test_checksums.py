@@ -26,3 +26,4 @@ def test_i07_blocks_arrive_as_they_were_sent(tmp_path: Path) -> None:
             if name.startswith("sluice_kv_checksum_failures_total")
         }
         assert list(failures.values()) == [0.0]
+        assert stack.metrics("decode-0")['sluice_admission_reserve_blocks{role="decode"}'] == 1.0
