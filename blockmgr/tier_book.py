@@ -15,7 +15,7 @@ from core.config import CacheConfig
 from core.errors import ConfigError
 from core.ids import BlockId, Incarnation, OperationId, Owner
 from core.kv_layout import KVLayout
-from core.tiers import BlockName, CopyIn, CopyOut
+from core.tiers import BlockName, CopyIn, CopyOut, MarkEpoch
 
 MIB = 2**20
 GIB = 2**30
@@ -84,15 +84,16 @@ class TierBook:
         self._bounds = bounds
         self._incarnation = incarnation
         self._num_resets = 0
+        self._epoch = ""
         self._stores: dict[OperationId, list[HostEntry]] = {}
         self._loads: dict[OperationId, list[HostEntry]] = {}
         self._num_copied = 0
 
     def name(self, group: int, digest: bytes) -> BlockName:
-        """Name a block's content. After a reset no name is what it was, in storage neither."""
-        if self._num_resets:
-            epoch = f"{self._incarnation}/{self._num_resets}/".encode()
-            digest = hashlib.blake2b(epoch + digest, digest_size=len(digest)).digest()
+        """Name a block's content. After a reset no name is what it was before."""
+        if self._epoch:
+            salted = self._epoch.encode() + digest
+            digest = hashlib.blake2b(salted, digest_size=len(digest)).digest()
         return BlockName(group, digest)
 
     @property
@@ -193,11 +194,21 @@ class TierBook:
     # Resets
 
     def forget_all(self) -> None:
-        """Nothing stored up to now can be hit by this worker any more, in storage neither."""
+        """Nothing stored up to now can be hit any more, in storage neither.
+
+        Another worker of the same storage that is not reset goes on with what it has until it
+        starts again.
+        """
         self._num_resets += 1
+        self._epoch = f"{self._incarnation}-{self._num_resets}"
         self.host.forget_all()
         if self.storage is not None:
             self.storage.forget_all()
+            self.actions.append(MarkEpoch(self.actions.new_operation(), self._epoch))
+
+    def begin_epoch(self, epoch: str) -> None:
+        """The storage was reset to ``epoch`` before; called at the start, when nothing is here."""
+        self._epoch = epoch
 
     def check_invariants(self) -> None:
         """Assert the invariants above."""

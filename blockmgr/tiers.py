@@ -148,6 +148,10 @@ class Tiers:
         """Return what must be carried out, in order, once."""
         return self.book.actions.take()
 
+    def began(self, epoch: str) -> None:
+        """The storage is there, and was reset last to ``epoch``; "" is never."""
+        self.book.begin_epoch(epoch)
+
     def copied_out(self, operation: OperationId, *, failed: bool) -> None:
         """A ``CopyOut`` is over: it reads no block any more."""
         if self.book.end_store(operation, failed=failed):

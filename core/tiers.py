@@ -65,4 +65,15 @@ class Read:
     slots: tuple[HostSlot, ...]
 
 
-TierAction: TypeAlias = CopyOut | CopyIn | Write | Find | Read
+@dataclass(frozen=True, slots=True)
+class MarkEpoch:
+    """Make sure that later workers begin with ``epoch``: what was written before is forgotten.
+
+    Not answered: nothing here waits for it. Whoever writes does it before any other write.
+    """
+
+    operation: OperationId
+    epoch: str
+
+
+TierAction: TypeAlias = CopyOut | CopyIn | Write | Find | Read | MarkEpoch

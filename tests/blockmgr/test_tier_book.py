@@ -376,7 +376,9 @@ def test_e18_a_reset_while_copies_run_loses_no_block_and_no_slot(make_world: Mak
     assert world.admit("D", tokens(0, 3)) is None
 
 
-def test_after_a_reset_storage_has_nothing_for_this_worker(make_world: MakeWorld) -> None:
+def test_a18_after_a_reset_storage_has_nothing_old_for_this_worker_and_later_ones(
+    make_world: MakeWorld,
+) -> None:
     world = make_world(10, max_staged=8)
     world.serve("A", tokens(0, 3))
     world.perform_all()
@@ -389,6 +391,18 @@ def test_after_a_reset_storage_has_nothing_for_this_worker(make_world: MakeWorld
 
     assert world.book.stats.lookups == {"missed": 1}
     assert len(world.book.host) == 0
+
+    # And a worker that starts later begins where the reset left off
+    world.serve("C", tokens(0, 3))
+    world.perform_all()
+    for epoch, answer in ((world.epoch, "found"), ("another", "missed")):
+        later = make_world(10, max_staged=8)
+        later.storage.update(world.storage)
+        later.tiers.began(epoch)
+        later.tiers.fetch(owner_of("B"), run_of(tokens(0, 3), SIZE), 3 * SIZE)
+        later.collect()
+        later.perform_all()
+        assert later.book.stats.lookups == {answer: 1}
 
 
 def test_what_storage_has_comes_back_through_host_memory(make_world: MakeWorld) -> None:

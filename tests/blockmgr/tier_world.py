@@ -15,7 +15,16 @@ from blockmgr.token_run import TokenRun
 from blockmgr.window import needed_blocks
 from core.ids import Incarnation, OperationId, Owner
 from core.kv_layout import KVGroup
-from core.tiers import BlockName, CopyIn, CopyOut, Find, Read, TierAction, Write
+from core.tiers import (
+    BlockName,
+    CopyIn,
+    CopyOut,
+    Find,
+    MarkEpoch,
+    Read,
+    TierAction,
+    Write,
+)
 from tests.blockmgr.words import layout_of, owner_of, run_of
 
 SIZE = 4
@@ -62,6 +71,7 @@ class TierWorld:
         self.runs: dict[Owner, TokenRun] = {}
         self.loading: set[Owner] = set()
         self.leased: set[Owner] = set()
+        self.epoch = ""
         self.era = 0
         self.era_of: dict[Owner, int] = {}
 
@@ -151,31 +161,41 @@ class TierWorld:
         """Do a pending action now, and answer it."""
         action = self.pending.pop(operation)
         match action:
-            case CopyOut(_, block_ids, slots):
-                if not failed:
-                    for block_id, slot in zip(block_ids, slots, strict=True):
-                        self.slots[slot] = self.pool[block_id]
-                self.tiers.copied_out(operation, failed=failed)
-            case CopyIn(_, slots, block_ids):
-                for slot, block_id in zip(slots, block_ids, strict=True):
-                    self.pool[block_id] = GARBAGE if failed else self.slots[slot]
-                self.tiers.copied_in(operation, failed=failed)
-            case Write(_, names, slots):
+            case CopyOut() | CopyIn():
+                self._copy(action, failed=failed)
+            case MarkEpoch():
+                self.epoch = action.epoch
+            case _:
+                self._use_storage(action, failed=failed)
+        self.collect()
+
+    def _copy(self, action: CopyOut | CopyIn, *, failed: bool) -> None:
+        pairs = list(zip(action.block_ids, action.slots, strict=True))
+        if isinstance(action, CopyIn):
+            for block_id, slot in pairs:
+                self.pool[block_id] = GARBAGE if failed else self.slots[slot]
+            self.tiers.copied_in(action.operation, failed=failed)
+            return
+        if not failed:
+            for block_id, slot in pairs:
+                self.slots[slot] = self.pool[block_id]
+        self.tiers.copied_out(action.operation, failed=failed)
+
+    def _use_storage(self, action: Write | Find | Read, *, failed: bool) -> None:
+        present = [not failed and name in self.storage for name in action.names]
+        match action:
+            case Write(operation, names, slots):
                 if not failed:
                     self.storage.update(
                         (name, self.slots[slot]) for name, slot in zip(names, slots, strict=True)
                     )
                 self.tiers.written(operation, [not failed] * len(names))
-            case Find(_, names):
-                present = [name in self.storage for name in names]
-                count = present.index(False) if False in present else len(names)
-                self.tiers.found(operation, 0 if failed else count)
-            case Read(_, names, slots):
-                landed = [not failed and name in self.storage for name in names]
-                for name, slot, has_landed in zip(names, slots, landed, strict=True):
+            case Find(operation, names):
+                self.tiers.found(operation, (*present, False).index(False))
+            case Read(operation, names, slots):
+                for name, slot, has_landed in zip(names, slots, present, strict=True):
                     self.slots[slot] = self.storage[name] if has_landed else GARBAGE
-                self.tiers.read(operation, landed)
-        self.collect()
+                self.tiers.read(operation, present)
 
     def perform_all(self, *, failed: bool = False) -> None:
         """Do everything that is pending, and what follows from it."""

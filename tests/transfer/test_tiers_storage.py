@@ -149,6 +149,27 @@ async def test_a_storage_that_fails_is_left_alone_for_a_while(
     assert storage.num_calls == num_calls
 
 
+async def test_an_epoch_is_written_before_anything_else_and_found_by_later_workers(
+    tier: StorageTier, storage: MisbehavingStorage, memory: Memory
+) -> None:
+    assert await tier.check() == ""
+
+    # Given a reset while the storage is away
+    storage.fails = True
+    assert not await tier.mark_epoch("life-1")
+    assert await tier.write(names_of(1), slots_of(0)) == [False]
+
+    # When it is back, the epoch comes first
+    storage.fails = False
+    assert await tier.write(names_of(1), slots_of(0)) == [True]
+    assert [path.rpartition("/")[2] for path in storage.objects][1] == "epoch"
+
+    # Then whoever starts later begins with it
+    later = make_tier(storage, memory)
+    assert await later.check() == "life-1"
+    await later.close(timeout_s=5)
+
+
 def test_breaker_lets_one_call_through_per_interval_and_closes_on_success() -> None:
     breaker = Breaker(max_failures=2, retry_s=RETRY_S)
     assert not breaker.failed(0.0)

@@ -50,11 +50,15 @@ class Answers:
     """Hands out actions and keeps the answers: the deciding side."""
 
     actions: list[TierAction] = field(default_factory=list[TierAction])
+    epoch: str | None = None
     answers: dict[OperationId, object] = field(default_factory=dict[OperationId, object])
 
     def take_actions(self) -> list[TierAction]:
         actions, self.actions = self.actions, []
         return actions
+
+    def began(self, epoch: str) -> None:
+        self.epoch = epoch
 
     def copied_out(self, operation: OperationId, *, failed: bool) -> None:
         self._answer(operation, failed)

@@ -8,7 +8,7 @@ from typing import Protocol
 from core.errors import StepFailedError
 from core.ids import BlockId, OperationId
 from core.tasks import raise_in_loop
-from core.tiers import CopyIn, CopyOut, Find, HostSlot, Read, TierAction, Write
+from core.tiers import CopyIn, CopyOut, Find, HostSlot, MarkEpoch, Read, TierAction, Write
 from transfer.tiers.copy_thread import CopyThread
 from transfer.tiers.metrics import MoveMetrics
 from transfer.tiers.storage_tier import StorageTier
@@ -33,10 +33,14 @@ class TierMemory(Protocol):
 
 
 class TierEvents(Protocol):
-    """Who decides. Every action is answered exactly once."""
+    """Who decides. Every action but ``MarkEpoch`` is answered exactly once."""
 
     def take_actions(self) -> Sequence[TierAction]:
         """Return what must be carried out now."""
+        ...
+
+    def began(self, epoch: str) -> None:
+        """The storage is there, and was reset last to ``epoch``; "" is never."""
         ...
 
     def copied_out(self, operation: OperationId, *, failed: bool) -> None:
@@ -100,7 +104,7 @@ class TierMover:
             ConfigError: it cannot be used.
         """
         if self._storage is not None:
-            await self._storage.check()
+            self._events.began(await self._storage.check())
 
     def carry_out(self) -> None:
         """Begin everything that was decided since the last call. Never waits."""
@@ -138,6 +142,9 @@ class TierMover:
             case CopyIn():
                 await self._copy_in(action)
                 self._metrics.observe("load", self._clock() - started)
+            case MarkEpoch():
+                if self._storage is not None:
+                    await self._storage.mark_epoch(action.epoch)
             case Write() | Find() | Read():
                 if self._storage is not None:
                     await self._use(self._storage, action, started)

@@ -57,14 +57,16 @@ class StorageTier:
         self._view = view
         self._timeout_s = timeout_s
         self._metrics = metrics
+        self._epoch_path = f"{fingerprint.hex()}/epoch"
+        self._epoch_due: str | None = None
         self._clock = asyncio.get_running_loop().time
         self._thread = CopyThread("tier-storage")
         self._reading = asyncio.Semaphore(CALLS_AT_ONCE)
         self._writing = asyncio.Semaphore(CALLS_AT_ONCE)  # apart: a write that hangs stops no read
         self.breaker = Breaker(MAX_FAILURES, RETRY_S)
 
-    async def check(self) -> None:
-        """Write and read a small object.
+    async def check(self) -> str:
+        """Write and read a small object, and return the epoch that the last reset began.
 
         Raises:
             ConfigError: the storage cannot be used.
@@ -74,6 +76,7 @@ class StorageTier:
             async with asyncio.timeout(self._timeout_s):
                 await self._storage.put(path, self._fingerprint)
                 found = await self._storage.get(path)
+                epoch = await self._storage.get(self._epoch_path)
         except TimeoutError:
             raise ConfigError(
                 f"cache.storage_url: {self._url} did not answer within {self._timeout_s} s "
@@ -85,6 +88,16 @@ class StorageTier:
             raise ConfigError(
                 f"cache.storage_url: {self._url} does not return what was written to it"
             )
+
+        return "" if epoch is None else bytes(epoch).decode(errors="replace")
+
+    async def mark_epoch(self, epoch: str) -> bool:
+        """Let workers that start later begin with ``epoch``; return whether it is written.
+
+        If not, it is tried again before every write, and nothing else is written until then.
+        """
+        self._epoch_due = epoch
+        return await self._write_epoch(self._clock() + self._timeout_s)
 
     async def find(self, names: Sequence[BlockName]) -> int:
         """Return how many of ``names`` are there, from the first on; 0 where nothing is known."""
@@ -111,6 +124,8 @@ class StorageTier:
     async def write(self, names: Sequence[BlockName], slots: Sequence[HostSlot]) -> list[bool]:
         """Write ``slots``; return which of them are there for certain."""
         deadline = self._clock() + self._timeout_s
+        if not await self._write_epoch(deadline):
+            return self._log_failures("write", [False] * len(names))
         parts = [
             self._write_one(name, slot, deadline) for name, slot in zip(names, slots, strict=True)
         ]
@@ -120,6 +135,23 @@ class StorageTier:
         """End the copies."""
         if not await self._thread.close(timeout_s=timeout_s):
             log.warning("event=storage_thread_hangs")
+
+    async def _write_epoch(self, deadline: float) -> bool:
+        epoch = self._epoch_due
+        if epoch is None:
+            return True
+        try:
+            await self._call(
+                lambda: self._storage.put(self._epoch_path, epoch.encode()),
+                self._writing,
+                deadline,
+            )
+        except StorageError as error:
+            log.warning("event=storage_epoch_not_written epoch=%s reason=%s", epoch, error)
+            return False
+        if self._epoch_due == epoch:
+            self._epoch_due = None
+        return self._epoch_due is None
 
     async def _read_one(self, name: BlockName, slot: HostSlot, deadline: float) -> bool:
         path = self._path(name)
