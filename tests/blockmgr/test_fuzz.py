@@ -36,16 +36,16 @@ class WorldMachine(RuleBasedStateMachine):
     def admit(self, pick: int, length: int, *, local: bool) -> None:
         self.world.admit(pick, length, local=local)
 
-    @rule(name=st.sampled_from(["execute", "complete", "reset_cache"]))
+    @rule(name=st.sampled_from(["execute", "reset_cache"]))
     def event(self, name: str) -> None:
         getattr(self.world, name)()
 
-    @rule(name=st.sampled_from(["release", "lease", "land", "end_read"]), pick=PICK)
+    @rule(name=st.sampled_from(["complete", "release", "preempt", "lease", "land"]), pick=PICK)
     def event_of_one(self, name: str, pick: int) -> None:
         getattr(self.world, name)(pick)
 
-    @rule(name=st.sampled_from(["begin_copy", "end_copy"]), pick=PICK)
-    def copy(self, name: str, pick: int) -> None:
+    @rule(name=st.sampled_from(["end_read", "fail_read", "begin_copy", "end_copy"]), pick=PICK)
+    def end_or_copy(self, name: str, pick: int) -> None:
         getattr(self.world, name)(pick)
 
     @rule(picks=st.integers(1, 255))
@@ -70,14 +70,16 @@ TestWorld.settings = settings(
 )
 
 
-def run(world: World, rng: random.Random, num_events: int) -> None:
+def run(world: World, rng: random.Random, num_events: int, *, recount_every: int = 1) -> None:
     """Let ``num_events`` random events happen, with the proportions of a busy worker."""
     events = {
         lambda: world.admit(rng.randrange(3), rng.randint(1, 10), local=rng.random() < 0.6): 5,
         lambda: world.dispatch(rng.getrandbits(24)): 8,
         world.execute: 8,
-        world.complete: 8,
-        lambda: world.release(rng.randrange(12)): 2,
+        lambda: world.complete(rng.randrange(3)): 8,
+        lambda: world.release(rng.randrange(12)): 1.5,
+        lambda: world.preempt(rng.randrange(12)): 0.5,
+        lambda: world.fail_read(rng.randrange(12)): 0.5,
         lambda: world.begin_receive(rng.randrange(12), rng.randint(1, 5)): 4,
         lambda: world.land(rng.randrange(12)): 4,
         lambda: world.end_read(rng.randrange(12)): 4,
@@ -86,9 +88,10 @@ def run(world: World, rng: random.Random, num_events: int) -> None:
         lambda: world.lease(rng.randrange(12)): 0.4,
         world.reset_cache: 0.1,
     }
-    for event in rng.choices(list(events), weights=list(events.values()), k=num_events):
+    chosen = rng.choices(list(events), weights=list(events.values()), k=num_events)
+    for number, event in enumerate(chosen):
         event()
-        world.check()
+        world.check(recount=number % recount_every == 0)
     world.finish()
 
 

@@ -5,7 +5,6 @@ import random
 import pytest
 
 from core.kv_layout import KVGroup
-from tests.blockmgr import world as worlds
 from tests.blockmgr.test_fuzz import run
 from tests.blockmgr.world import World
 
@@ -19,7 +18,6 @@ ALL_WINDOWS = (
 @pytest.mark.parametrize("groups", ALL_WINDOWS, ids=("two", "sinks", "one"))
 @pytest.mark.parametrize("seed", range(10))
 def test_j01_random_lives_where_every_group_has_a_window(
-    monkeypatch: pytest.MonkeyPatch, groups: tuple[KVGroup, ...], seed: int
+    groups: tuple[KVGroup, ...], seed: int
 ) -> None:
-    monkeypatch.setattr(worlds, "GROUPS", groups)
-    run(World(), random.Random(seed), num_events=400)
+    run(World(groups=groups), random.Random(seed), num_events=400)

@@ -151,12 +151,12 @@ TestTierMachine = pytest.mark.timeout(300)(TierMachine.TestCase)
 TierMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_long_lives_over_all_tiers(seed: int) -> None:
+def live(seed: int, num_events: int) -> None:
+    """Let ``num_events`` random events happen, and all end."""
     random_source = random.Random(seed)
     choose = random_source.randrange
     lives = Lives(seed % len(LAYOUTS), 20 + choose(40), 5 + choose(24), choose(2) * 10)
-    for _ in range(2000):
+    for _ in range(num_events):
         match choose(12):
             case 0 | 1 | 2:
                 lives.admit(choose(12), choose(7))
@@ -176,3 +176,8 @@ def test_long_lives_over_all_tiers(seed: int) -> None:
     lives.world.check()
     assert sum(lives.world.book.stats.loads.values()) > 20
     lives.end_all()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_long_lives_over_all_tiers(seed: int) -> None:
+    live(seed, num_events=2000)

@@ -77,9 +77,14 @@ class Read:
 class World:
     """What can happen, and what must hold after it."""
 
-    def __init__(self, kind: type[BlockManager] = BlockManager) -> None:
+    def __init__(
+        self,
+        kind: type[BlockManager] = BlockManager,
+        groups: tuple[KVGroup, ...] = GROUPS,
+    ) -> None:
+        self.groups = groups
         self.blocks = kind(
-            layout_of(*GROUPS, block_size=BLOCK_SIZE),
+            layout_of(*groups, block_size=BLOCK_SIZE),
             NUM_BLOCKS,
             fences=True,
             prefix_caching=True,
@@ -122,6 +127,26 @@ class World:
             life = self.lives.pop(pick % len(self.lives))
             self._note_let_go(life, self._held(life))
             self.blocks.release(life.owner)
+
+    def preempt(self, pick: int) -> None:
+        """A request gives its blocks up, and the same owner comes back if there is room."""
+        if not self.lives:
+            return
+        life = self.lives.pop(pick % len(self.lives))
+        self._note_let_go(life, self._held(life))
+        self.blocks.release(life.owner)
+        cached = self.blocks.count_cached_tokens(life.run, len(life.tokens) - 1)
+        again = Life(life.owner, life.tokens, life.run, cached, cached)
+        try:
+            self.blocks.admit(
+                life.owner,
+                tokens=life.run,
+                num_cached_tokens=cached,
+                num_tokens=len(life.tokens),
+            )
+        except OutOfBlocksError:
+            return
+        self.lives.append(again)
 
     def lease(self, pick: int) -> None:
         """A prefill is promised to a reader."""
@@ -169,11 +194,12 @@ class World:
                 step.is_executed = True
                 return
 
-    def complete(self) -> None:
-        """The oldest step's output is seen."""
-        number, step = next(iter(self.steps.items()), (StepSeq(0), Step()))
-        if step.is_executed:
-            del self.steps[number]
+    def complete(self, pick: int = 0) -> None:
+        """The output of a step that has run is seen, not always of the oldest."""
+        executed = [number for number, step in self.steps.items() if step.is_executed]
+        if executed:
+            number = executed[pick % len(executed)]
+            step = self.steps.pop(number)
             self.blocks.complete_step(number)
             for life, end in step.ends:
                 if life in self.lives and end > life.settled:
@@ -189,7 +215,7 @@ class World:
         life = ready[pick % len(ready)]
         first = life.computed // BLOCK_SIZE
         count = min(count, -(-len(life.tokens) // BLOCK_SIZE) - first)
-        targets = [ReceiveTarget(group, first, count) for group in range(len(GROUPS))]
+        targets = [ReceiveTarget(group, first, count) for group in range(len(self.groups))]
         operation = self._next_operation()
         try:
             placed = self.blocks.begin_receive(life.owner, targets, operation)
@@ -225,6 +251,17 @@ class World:
                 read.life.computed = read.end
                 self._settle(read.life, read.end)
 
+    def fail_read(self, pick: int) -> None:
+        """A read ends without a result, having written all or nothing: its request ends."""
+        if self.reads:
+            operation = list(self.reads)[pick % len(self.reads)]
+            read = self.reads.pop(operation)
+            if read.life in self.lives:
+                self._note_let_go(read.life, self._held(read.life))
+                self.lives.remove(read.life)
+                self.blocks.release(read.life.owner)
+            self.blocks.end_operation(operation)
+
     def begin_copy(self, pick: int) -> None:
         """A copy out of a request's blocks starts."""
         if self.lives:
@@ -244,11 +281,12 @@ class World:
 
     # What must hold
 
-    def check(self) -> None:
+    def check(self, *, recount: bool = True) -> None:
         """Assert everything that must hold after any event."""
         self._check_bytes()
         self._check_states()
-        self.blocks.check_invariants()
+        if recount:
+            self.blocks.check_invariants()
 
     def finish(self) -> None:
         """Let everything end; then every block can be had again."""
@@ -272,7 +310,7 @@ class World:
                         found = int(self.memory[block_id, position % BLOCK_SIZE])
                         assert found == content(group, life.tokens, position), (life, position)
                     else:
-                        assert not is_read_again(GROUPS[group], position, life.settled)
+                        assert not is_read_again(self.groups[group], position, life.settled)
 
     def _check_states(self) -> None:
         """Blocks are withheld exactly while something may touch them."""
