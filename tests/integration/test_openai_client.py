@@ -193,6 +193,7 @@ def test_no_metric_is_dead(stack: Stack, client: OpenAI) -> None:
             "sluice_kv_deferred_releases_total",
             "sluice_kv_double_releases_total",
             "sluice_kv_quarantine_alarms_total",
+            "sluice_kv_checksum_failures_total",
             "sluice_kv_transfer_failures_total",
             "sluice_kv_stale_rejects_total",
             "sluice_kv_reads_total",
