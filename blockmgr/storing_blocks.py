@@ -26,7 +26,7 @@ class StoringBlocks(BlockManager):
     def release(self, owner: Owner) -> None:
         """See ``BlockManager``; what only the pool has begins its way to host memory."""
         holding = self._holdings.get(owner)
-        if holding is not None:
+        if holding is not None and not holding.is_lease:
             self._store(holding)
         super().release(owner)
 
