@@ -37,7 +37,7 @@ class KVPool:
         )
         """[num_blocks, block_nbytes] uint8."""
         self._words = self.blocks.view(torch.int32)
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = _stream_after_now(device) if device.type == "cuda" else None
         per_layer = self.blocks.view(TORCH_DTYPES[layout.dtype]).view(
             num_blocks,
             layout.layers_per_group,
@@ -132,6 +132,13 @@ class KVPool:
     def bytes_of(self, block_id: int) -> bytes:
         """Return a copy of one block."""
         return self.blocks[block_id].cpu().numpy().tobytes()
+
+
+def _stream_after_now(device: torch.device) -> torch.cuda.Stream:
+    """Return a stream whose work comes after all that the device was given up to now."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    return stream
 
 
 def _allocate(nbytes: int, device: torch.device) -> torch.Tensor:

@@ -34,6 +34,9 @@ def one_error_line(capsys: pytest.CaptureFixture[str]) -> str:
         (["demo", "--model", "", "--port", "0"], "model ''"),
         (["serve", "--host", "192.0.2.1", "--port", "0"], "192.0.2.1"),
         (["status", "--url", "ftp://somewhere"], "ftp://somewhere"),
+        (["cache", "show", "--url", "ftp://somewhere"], "ftp://somewhere"),
+        (["cache", "reset", "--wait", "soon"], "--wait"),
+        (["cache"], "COMMAND"),
         (["start"], "start"),
         ([], "COMMAND"),
     ],
@@ -79,10 +82,13 @@ def test_a_busy_port_is_named_before_anything_starts(capsys: pytest.CaptureFixtu
     assert f"127.0.0.1:{port}" in one_error_line(capsys)
 
 
-def test_status_says_in_one_line_that_nothing_answers(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", [["status"], ["cache", "show"], ["cache", "reset"]])
+def test_commands_say_in_one_line_that_nothing_answers(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as once:
         port = once.getsockname()[1]
-    assert run(["status", "--url", f"http://127.0.0.1:{port}"]) == 1
+    assert run([*command, "--url", f"http://127.0.0.1:{port}"]) == 1
     assert "nothing answers" in one_error_line(capsys)
 
 

@@ -25,6 +25,12 @@ def layout_of(*, head_dim: int = 64, dtype: str = "bfloat16") -> KVLayout:
     return group_layers(layers, block_size=16, dtype=dtype)  # type: ignore[arg-type]
 
 
+def settle(device: str) -> None:
+    """Let all streams end: the tests write and read on another one than the pool's own."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
 def ids(*block_ids: int) -> np.ndarray:
     return np.array(block_ids, dtype=np.int32)
 
@@ -35,6 +41,7 @@ def test_a_fill_covers_its_blocks_to_the_last_byte_and_no_other(device: str, hea
     pool = KVPool(layout_of(head_dim=head_dim), 5, device=torch.device(device))
     words = ids(0x21222324, 0x31323334, 0x2A2B2C2D)
     pool.fill_words(ids(3, 0, 4), words)
+    settle(device)
     size = pool.layout.block_nbytes
     for block_id, word in ((3, words[0]), (0, words[1]), (4, words[2])):
         assert pool.bytes_of(block_id) == word.tobytes() * (size // 4)
@@ -51,9 +58,12 @@ def test_one_changed_byte_is_found_whichever_block_and_offset(device: str) -> No
     size = pool.layout.block_nbytes
     for index, offset in ((0, 0), (7, 1), (NUM_BLOCKS - 1, size - 1)):
         block_id = int(block_ids[index])
+        settle(device)
         pool.blocks[block_id, offset] ^= 1
+        settle(device)
         assert pool.find_other_word(block_ids, words) == (index, offset // 4 * 4)
         pool.blocks[block_id, offset] ^= 1
+        settle(device)
     assert pool.find_other_word(block_ids, words) is None
     assert pool.find_other_word(ids(), ids()) is None
 

@@ -149,6 +149,10 @@ def test_i06_frozen_prefill_worker_frees_nothing_before_proof(stack: Stack) -> N
     results = asyncio.run(under_load(stack, freeze))
     assert {status for status, _, _ in results} == {200}
     stack.wait_idle("decode-0")
+    samples = stack.metrics("decode-0")
+    oldest = "sluice_kv_block_withheld_oldest_seconds"
+    assert samples[f'{oldest}{{role="decode",state="quarantined"}}'] == 0
+    assert samples['sluice_kv_quarantine_limit_blocks{role="decode"}'] > 0
     stack.kill("prefill-0", signal_number=signal.SIGCONT)
     stack.wait_ready()
     for worker in ("prefill-0", "decode-0"):
