@@ -13,6 +13,7 @@ from blockmgr.pool import BlockPool
 from blockmgr.prefix_node import PrefixNode
 from blockmgr.prefix_nodes import PrefixNodes
 from blockmgr.window import WindowReach
+from blockmgr.window_eviction import WindowEviction
 
 _FEW = 16
 Recycle = Callable[[BlockIds], None]
@@ -23,15 +24,14 @@ class PrefixEviction:
     """Takes CACHED blocks out of the prefix tree, the longest unused first.
 
         leaves    whole columns, from the end of a leaf towards the root
-        windows   single blocks of groups with a window that no hit at a leaf's end needs
+        windows   single blocks, see ``WindowEviction``
         inner     last, a prefix in front of something that is in use
 
     The pool tells which blocks got out of use (``became_cached``) and into use again
     (``left_cached``); nothing else moves a node in the order.
 
-    Invariants (``check_invariants``):
-        * a leaf is in the order exactly if its last column is CACHED in all groups;
-        * a node with a spare CACHED block behind a window is in the order of windows.
+    Invariant (``check_invariants``): a leaf is in the order exactly if its last column is CACHED
+    in all groups.
     """
 
     def __init__(
@@ -44,14 +44,13 @@ class PrefixEviction:
     ) -> None:
         self._nodes = nodes
         self._pool = pool
-        self._windows = windows
+        self._has_windows = bool(windows)
+        self._windows = WindowEviction(nodes, pool, windows)
         self._is_all_windows = is_all_windows
         """Whether no group keeps a column alive by itself."""
         self._leaves = LeafOrder()
         self._num_going = NodeArray(1024, 0)
         """Scratch: children of a node that a batch takes."""
-        self._window_order: dict[PrefixNode, None] = {}
-        """Nodes that may have spare blocks behind a window, the longest unused first."""
         self._time = 0
 
     # What happens to nodes
@@ -61,10 +60,7 @@ class PrefixEviction:
         self._time += 1
         for node in self._nodes.nodes_of(block_ids):
             self._leaves.set_time(node.index, self._time)
-            if self._windows:
-                node.window_used = self._time
-                self._window_order.pop(node, None)
-                self._window_order[node] = None
+            self._windows.was_used(node, self._time)
             if self._nodes.is_leaf(node) and self._is_unused_at_end(node):
                 self._leaves.add(node.index)
 
@@ -77,15 +73,13 @@ class PrefixEviction:
     def was_added(self, node: PrefixNode) -> None:
         """``node`` is new, and its blocks are in use."""
         self._leaves.set_time(node.index, self._time)
-        self._num_going.reserve(node.index + 1)
-        if self._windows:
-            self._window_order[node] = None
+        self._windows.may_have(node)
 
     def grew(self, node: PrefixNode) -> None:
         """``node`` has a child now, or more columns, whose blocks are in use."""
-        self._leaves.remove(node.index)
-        if self._windows and self._nodes.is_alive(node):
-            self._window_order.setdefault(node)
+        if self._nodes.is_alive(node):
+            self._leaves.remove(node.index)
+            self._windows.may_have(node)
 
     def was_filled(self, node: PrefixNode) -> None:
         """Holes of ``node`` have blocks now, which are in use."""
@@ -100,7 +94,7 @@ class PrefixEviction:
     def clear(self) -> None:
         """The tree is empty."""
         self._leaves.clear()
-        self._window_order.clear()
+        self._windows.clear()
 
     # Taking blocks out
 
@@ -134,14 +128,16 @@ class PrefixEviction:
         """Move at most about ``count`` blocks to ``taken``; False: none is unused."""
         oldest = self._leaves.oldest(1)
         leaf = self._nodes[int(oldest[0])] if len(oldest) else None
-        node = next(iter(self._window_order), None)
+        node = self._windows.oldest()
         if node is not None and (
             leaf is None or node.window_used <= self._leaves.time_of(leaf.index)
         ):
-            self._take_windows(node, count, taken)
+            self._windows.take(node, count, taken)
+            if self._is_all_windows and self._nodes.is_leaf(node):
+                self._trim(node)
         elif leaf is None:
             return False
-        elif leaf.num_columns > 1 or self._windows or count == 1:
+        elif leaf.num_columns > 1 or self._has_windows or count == 1:
             self._take_leaf(leaf, count, taken)
         else:
             self._take_small_leaves(count, taken)
@@ -152,7 +148,7 @@ class PrefixEviction:
     def _take_leaf(self, leaf: PrefixNode, count: int, taken: "array[int]") -> None:
         """Take whole columns from the end of ``leaf``, as far as all of a column is CACHED."""
         unused = self._count_unused(leaf, count)
-        if not self._windows:
+        if not self._has_windows:
             num_columns = min(unused, count)
             taken.extend(leaf.rows[0][: -num_columns - 1 : -1])
         else:
@@ -169,6 +165,7 @@ class PrefixEviction:
 
     def _take_small_leaves(self, count: int, taken: "array[int]") -> None:
         """Take leaves of one column that are the oldest, and the parents that this exposes."""
+        self._num_going.reserve(self._nodes.num_indices)
         oldest = self._leaves.oldest(count)
         is_small = self._nodes.num_columns.many[oldest] == 1
         if not is_small.all():
@@ -214,7 +211,7 @@ class PrefixEviction:
         """
         if leaf.num_columns == 1:
             return 1
-        if count < _FEW and not self._windows:
+        if count < _FEW and not self._has_windows:
             is_cached = self._pool.is_one_cached
             row = leaf.rows[0]
             most = min(count + 1, len(row))
@@ -230,7 +227,7 @@ class PrefixEviction:
     def _detach(self, node: PrefixNode) -> None:
         """Take a node without children out; its parent may be a leaf now."""
         self._leaves.remove(node.index)
-        self._window_order.pop(node, None)
+        self._windows.discard(node)
         parent = self._nodes.detach(node)
         if parent is None:
             return
@@ -246,37 +243,6 @@ class PrefixEviction:
     def _expose(self, node: PrefixNode) -> None:
         if self._is_unused_at_end(node):
             self._leaves.expose(node.index)
-
-    # Windows
-
-    def _take_windows(self, node: PrefixNode, count: int, taken: "array[int]") -> None:
-        """Take blocks of groups with a window that no hit at the end of ``node`` needs."""
-        spare = self._spare_in_windows(node)
-        for group, column, block_id in spare[:count]:
-            node.rows[group][column] = HOLE
-            taken.append(block_id)
-        self._nodes.was_changed(node)
-        self._nodes.unmap(np.array([block_id for *_, block_id in spare[:count]], dtype=np.int64))
-        if len(spare) <= count:
-            del self._window_order[node]
-        if self._is_all_windows and self._nodes.is_leaf(node):
-            self._trim(node)
-
-    def _spare_in_windows(self, node: PrefixNode) -> list[tuple[int, int, int]]:
-        """Return group, column and id of those blocks, the first columns first."""
-        spare: list[tuple[int, int, int]] = []
-        for reach in self._windows:
-            row = node.rows[reach.index]
-            # What a hit at a leaf's end needs goes with its columns: without it, none is useful.
-            kept = reach.live(node.end) if self._nodes.is_leaf(node) else range(0)
-            spare += [
-                (reach.index, column, block_id)
-                for column, block_id in enumerate(row)
-                if block_id != HOLE
-                and node.start + column not in kept
-                and self._pool.is_one_cached(block_id)
-            ]
-        return sorted(spare, key=lambda found: found[1])
 
     def _trim(self, node: PrefixNode) -> None:
         """Drop columns of holes from the end of a leaf, and a leaf that has no other."""
@@ -324,7 +290,7 @@ class PrefixEviction:
             found.append(child.blocks_from(child.start))
             below += self._nodes.children(child)
             self._leaves.remove(child.index)
-            self._window_order.pop(child, None)
+            self._windows.discard(child)
             self._nodes.remove(child)
         self._nodes.num_children.one[node.index] = 0
         self._leaves.remove(node.index)
@@ -336,11 +302,10 @@ class PrefixEviction:
         return np.concatenate(found)
 
     def check_invariants(self) -> None:
-        """Assert the invariants above."""
+        """Assert the invariant above, and that of the windows."""
         self._leaves.check_invariants()
         for node in self._nodes.all():
             is_unused = self._nodes.is_leaf(node) and self._is_unused_at_end(node)
             is_ordered = self._leaves.contains(node.index)
             assert is_ordered == is_unused, "a leaf is lost, or one in use is not"
-            if self._windows and self._spare_in_windows(node):
-                assert node in self._window_order, "a block behind a window is lost"
+        self._windows.check_invariants()

@@ -56,6 +56,11 @@ class PrefixNodes:
 
     # Asking
 
+    @property
+    def num_indices(self) -> int:
+        """Greater than every index, of roots too."""
+        return len(self._nodes)
+
     def is_alive(self, node: PrefixNode) -> bool:
         """Whether ``node`` has a column and is in the tree."""
         index = node.index

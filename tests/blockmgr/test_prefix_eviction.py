@@ -185,6 +185,24 @@ def test_blocks_behind_a_window_go_before_the_prefix_that_can_still_be_hit(
     blocks.end_operation(OperationId(1))
 
 
+def test_thousands_of_tenants_each_have_a_tree_that_goes_with_its_last_block(
+    make_manager: MakeManager,
+) -> None:
+    blocks = make_manager(3_000, block_size=1)
+    for tenant in range(3_000):
+        owner = owner_of(f"R{tenant}")
+        tokens = run_of([7], 1, salt=f"tenant-{tenant}")
+        blocks.admit(owner, tokens=tokens, num_cached_tokens=0, num_tokens=1)
+        blocks.settle(owner, 1)
+        blocks.release(owner)
+
+    admit_new(blocks, "half", 1_500)
+
+    assert blocks.count_cached_tokens(run_of([7], 1, salt="tenant-1499")) == 0
+    assert blocks.count_cached_tokens(run_of([7], 1, salt="tenant-1500")) == 1
+    assert len(blocks._tree._nodes._roots) == 1_500
+
+
 # Against a model: every sequence of uses and evictions
 
 
