@@ -46,12 +46,12 @@ class StoringBlocks(BlockManager):
         book, tokens = self._book, holding.tokens
         if book is None or tokens is None or holding.cache_epoch != self._cache_epoch:
             return
-        digests = tokens.digests(holding.num_offered_blocks)
+        num_blocks = holding.num_offered_blocks
+        columns = [table.entries[:num_blocks].tolist() for table in holding.tables]
         names: list[BlockName] = []
         block_ids: list[BlockId] = []
-        for index, digest in enumerate(digests):
-            for group, table in enumerate(holding.tables):
-                block_id = int(table.entries[index])
+        for digest, *column in zip(tokens.digests(num_blocks), *columns, strict=True):
+            for group, block_id in enumerate(column):
                 if block_id >= 0:
                     names.append(book.name(group, digest))
                     block_ids.append(BlockId(block_id))
