@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import ray
 import uvloop
 
-from core.errors import ConfigError
+from core.errors import ConfigError, MemoryCorruptionError
 from core.logs import set_up_logging
 from deploy.processes import die_with_parent
 
@@ -95,6 +95,10 @@ class ServiceActor:
             self._loop.run_until_complete(self._service.run(self._stop))
         except ConfigError as error:
             self._error = str(error)
+        except MemoryCorruptionError as error:
+            # The stack is that of the victim: the line names the writer.
+            log.critical("service=%s crashed reason=%s", self._service.name, error)
+            self._exit()
         except BaseException:
             log.exception("service=%s crashed", self._service.name)
             self._exit()
