@@ -18,8 +18,8 @@ from rich.table import Table
 from bench import peers
 from bench.blocks_draws import StormPlan
 from bench.blocks_evict import EvictPlan, measure_evictions
+from bench.blocks_leaks import measure_storm
 from bench.blocks_life import LifeResult, PeerError, cases, measure_lives, vllm_side
-from bench.blocks_storm import measure_storm
 from bench.figures import Figures
 from bench.machine import describe_machine
 from bench.measure import say

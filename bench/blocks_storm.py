@@ -8,10 +8,9 @@ on after their release. Steps complete in order and operations in any.
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from time import perf_counter_ns, thread_time
+from time import perf_counter_ns
 
 import numpy as np
-import psutil
 
 from bench.blocks_draws import (
     DRAWN_AT_ONCE,
@@ -24,17 +23,11 @@ from bench.blocks_draws import (
 from bench.blocks_sluice import NAMESPACE, new_manager, new_owner
 from bench.blocks_task import BLOCK_SIZE
 from bench.blocks_waits import WaitClock
-from bench.figures import Figures
-from bench.measure import say
 from blockmgr.receive_target import ReceiveTarget
-from blockmgr.states import BlockState
 from blockmgr.token_run import TokenRun
 from core.errors import OutOfBlocksError
 from core.ids import BlockId, OperationId, Owner, StepSeq
 
-_MEMORY_AIM = 1.02
-"""Resident memory at the end is at most this many times that after a tenth of the requests."""
-_MIB = 2**20
 _VOCABULARY = 50_000
 _FIRST_TOKEN = 7
 _OVERLAP_DEPTH = 2
@@ -49,14 +42,6 @@ class _Request:
     num_computed: int = 0
     num_settled: int = 0
     is_live: bool = True
-
-
-@dataclass(slots=True)
-class StormResult:
-    """What the storm gave."""
-
-    figures: Figures
-    ratios: dict[str, float]
 
 
 @dataclass(slots=True)
@@ -237,52 +222,3 @@ class Storm:
     def _next_operation(self) -> OperationId:
         self._operation = OperationId(self._operation + 1)
         return self._operation
-
-
-def count_leaked(storm: Storm) -> int:
-    """Return how many blocks do not come back once everything has ended and the cache is empty."""
-    storm.blocks.check_invariants()
-    storm.blocks.reset_cache()
-    return storm.blocks.num_blocks - storm.blocks.counts()[BlockState.FREE]
-
-
-def measure_storm(plan: StormPlan) -> StormResult:
-    """Run the storm; the ratios are 0 where a block leaked or was released twice."""
-    storm = Storm(plan)
-    tenth = max(1, plan.num_requests // 10)
-    resident: list[float] = []
-    started = thread_time()
-    for num_ended in storm.run():
-        if num_ended >= (len(resident) + 1) * tenth:
-            storm.blocks.check_invariants()
-            resident.append(psutil.Process().memory_info().rss / _MIB)
-            say(f"storm: {num_ended:,} requests, {resident[-1]:.0f} MiB")
-    seconds = thread_time() - started
-    resident.append(psutil.Process().memory_info().rss / _MIB)
-    leaked = count_leaked(storm)
-    stats = storm.blocks.stats
-    figures: Figures = {
-        "requests": storm.num_ended,
-        "aborted": storm.num_aborted,
-        "preempted": storm.num_preempted,
-        "refused_admissions": storm.num_refused,
-        "steps": storm.waits.steps,
-        "us_per_request": round(1e6 * seconds / plan.num_requests, 1),
-        "evictions": stats.evictions,
-        "hit_share": round(stats.hit_tokens / max(stats.query_tokens, 1), 3),
-        "deferred_releases": stats.deferred_releases,
-        "leaked_blocks": leaked,
-        "double_releases": stats.double_releases,
-        "memory_mib_after_10_percent": round(resident[0], 1),
-        "memory_mib_at_end": round(resident[-1], 1),
-        **storm.waits.figures(),
-    }
-    size = f"{plan.num_requests:,} requests"
-    ratios = {
-        f"{size}: no block leaked": float(leaked == 0),
-        f"{size}: no double release": float(stats.double_releases == 0),
-        f"{size}: memory at the end at most {_MEMORY_AIM:g}x that after 10 %": round(
-            _MEMORY_AIM * resident[0] / resident[-1], 4
-        ),
-    }
-    return StormResult(figures, ratios)

@@ -12,9 +12,10 @@ import pytest
 from bench import blocks, peers
 from bench.blocks_draws import StormPlan, draws
 from bench.blocks_evict import SHAPES, EvictPlan, HeapCache, SluiceCache, measure_evictions
+from bench.blocks_leaks import count_leaked, measure_storm
 from bench.blocks_life import cases, life_figures, life_ratios, measure_lives
 from bench.blocks_sluice import SluiceSide
-from bench.blocks_storm import Storm, count_leaked, measure_storm
+from bench.blocks_storm import Storm
 from bench.blocks_task import (
     BLOCK_SIZE,
     HIT_TOKENS,
