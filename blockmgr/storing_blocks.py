@@ -1,10 +1,13 @@
 """A block manager whose settled blocks are copied to the tiers when their owner lets them go."""
 
+import numpy as np
+
 from blockmgr.block_manager import BlockManager
 from blockmgr.holding import Holding
+from blockmgr.states import Hold
 from blockmgr.tier_book import TierBook
 from core.ids import BlockId, Owner
-from core.tiers import BlockName
+from core.tiers import CopyOut
 
 
 class StoringBlocks(BlockManager):
@@ -42,19 +45,35 @@ class StoringBlocks(BlockManager):
         return super().reset_cache()
 
     def _store(self, holding: Holding) -> None:
-        """Begin to copy the blocks of ``holding`` that the prefix tree was offered."""
+        """Begin to copy what a hit of all that ``holding`` offered needs.
+
+        That is asked of the prefix tree, not of the tables: a window moves on within the last
+        block, and what it has left behind is still needed by a hit that ends in front of it.
+        """
         book, tokens = self._book, holding.tokens
         if book is None or tokens is None or holding.cache_epoch != self._cache_epoch:
             return
-        num_blocks = holding.num_offered_blocks
-        columns = [table.entries[:num_blocks].tolist() for table in holding.tables]
-        names: list[BlockName] = []
-        block_ids: list[BlockId] = []
-        for digest, *column in zip(tokens.digests(num_blocks), *columns, strict=True):
-            for group, block_id in enumerate(column):
-                if block_id >= 0:
-                    names.append(book.name(group, digest))
-                    block_ids.append(BlockId(block_id))
-        copy = book.store(names, block_ids)
+        num_blocks = self._tree.count_usable_blocks(tokens, holding.num_offered_blocks)
+        hit = self._tree.find(tokens, num_blocks) if num_blocks else None
+        if hit is None:
+            return
+        digests = tokens.digests(num_blocks)
+        needed = [
+            (index, group, block_id)
+            for group, runs in enumerate(hit.runs)
+            for indices, block_ids in runs
+            for index, block_id in zip(indices, block_ids.tolist(), strict=True)
+        ]
+        needed.sort()
+        copy = book.store(
+            [book.name(group, digests[index]) for index, group, _ in needed],
+            [BlockId(block_id) for _, _, block_id in needed],
+        )
         if copy is not None:
-            self.begin_operation(holding.owner, copy.block_ids, copy.operation)
+            self._begin_reading(holding, copy)
+
+    def _begin_reading(self, holding: Holding, copy: CopyOut) -> None:
+        """As ``begin_operation``, of blocks that need not be the holding's: the tree has them."""
+        block_ids = np.array(copy.block_ids, dtype=np.int64)
+        self._pool.change(block_ids, add=(Hold.OPERATION,))
+        self._begin(holding, block_ids, copy.operation, writes=False)

@@ -514,6 +514,27 @@ def test_a_window_needs_only_its_own_blocks_from_a_tier(make_world: MakeWorld) -
     assert (windowed >= 0).tolist() == [False] * 3 + [True] * 3
 
 
+@pytest.mark.parametrize("rest", range(1, SIZE + 1))
+def test_a_window_that_moved_on_within_the_last_block_leaves_a_usable_hit(
+    rest: int, make_world: MakeWorld
+) -> None:
+    # Given an owner that ends anywhere in a block, so that its window has left one behind
+    groups = (KVGroup(layers=(0,)), KVGroup(layers=(1,), window=2 * SIZE))
+    world = make_world(24, *groups)
+    run = range(5 * SIZE + rest)
+    world.serve("A", run)
+    world.perform_all()
+    for at in range(3):
+        world.serve(f"flush-{at}", tokens(100 * (at + 1), 9))
+        world.perform_all()
+
+    # Then what it offered can be loaded
+    load = world.admit("B", [*run, 7])
+    assert load is not None
+    world.perform(load)
+    assert world.take_loads()[0].num_tokens == (5 * SIZE + rest) // SIZE * SIZE
+
+
 def test_the_least_recently_used_content_is_thrown_out_tails_before_heads(
     make_world: MakeWorld,
 ) -> None:
