@@ -56,6 +56,9 @@ class CacheConfig(_Section):
     storage_url: str | None = None
     """Where blocks are kept beyond host memory and beyond restarts, by all workers of a model:
     ``file:///dir``, ``s3://bucket/prefix``, ``gs://...``, ``az://...``; by default nowhere."""
+    storage_gib: Annotated[float, Field(gt=0)] | None = None
+    """Of one model's blocks in storage: above it, those written first are deleted; by default
+    nothing is ever deleted."""
     storage_timeout_s: Seconds = 5.0
     """Of one look-up, one read and one write. A request waits for a look-up and a read at most."""
     storage_staging_mib: PositiveInt = 256
@@ -70,6 +73,9 @@ class CacheConfig(_Section):
             message = (
                 "storage_url needs host_tier_gib > 0: blocks reach storage through host memory"
             )
+            raise ValueError(message)
+        if self.storage_gib is not None and self.storage_url is None:
+            message = "storage_gib bounds what is in storage: it needs storage_url"
             raise ValueError(message)
         return self
 

@@ -17,6 +17,7 @@ LAYOUT = KVLayout(
     [
         ({"storage_url": "file:///kv"}, "storage_url needs host_tier_gib > 0"),
         ({"host_tier_gib": 1, "prefix_caching": False}, "needs prefix_caching: true"),
+        ({"host_tier_gib": 1, "storage_gib": 5}, "it needs storage_url"),
         ({"host_tier_gib": -1}, "host_tier_gib"),
         ({"host_tier_gib": 1, "host_copy_fraction": 0}, "host_copy_fraction"),
     ],

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 
 from prometheus_client import CollectorRegistry
 
@@ -12,10 +13,12 @@ from core.tiers import BlockName, HostSlot, TierAction
 from transfer.tiers.metrics import MoveMetrics
 from transfer.tiers.object_storage import BlockStorage
 from transfer.tiers.storage_tier import StorageTier
+from transfer.tiers.trimming import StoredObject
 
 NBYTES = 4096
 FINGERPRINT = bytes(range(16))
 TIMEOUT_S = 5.0
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Memory:
@@ -103,6 +106,19 @@ class MisbehavingStorage:
         await self._misbehave()
         return path in self.objects
 
+    async def list_below(self, folder: str) -> list[StoredObject]:
+        await self._misbehave()
+        return [
+            StoredObject(path, len(content), EPOCH + timedelta(seconds=at))
+            for at, (path, content) in enumerate(self.objects.items())
+            if path.startswith(folder)
+        ]
+
+    async def delete(self, paths: Sequence[str]) -> None:
+        await self._misbehave()
+        for path in paths:
+            self.objects.pop(path, None)
+
     async def _misbehave(self) -> None:
         self.num_calls += 1
         if self.hangs:
@@ -125,7 +141,11 @@ def slots_of(*slots: int) -> tuple[HostSlot, ...]:
 
 
 def make_tier(
-    storage: BlockStorage, memory: Memory, *, timeout_s: float = TIMEOUT_S
+    storage: BlockStorage,
+    memory: Memory,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    max_nbytes: int | None = None,
 ) -> StorageTier:
     return StorageTier(
         storage,
@@ -134,4 +154,5 @@ def make_tier(
         view=memory.view,
         timeout_s=timeout_s,
         metrics=MoveMetrics(CollectorRegistry(), role="test"),
+        max_nbytes=max_nbytes,
     )

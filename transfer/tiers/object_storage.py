@@ -1,5 +1,6 @@
 """A directory or an object store as a place for blocks, through ``obstore``."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final, Protocol
 from urllib.parse import urlsplit
@@ -9,6 +10,7 @@ from obstore.exceptions import BaseError
 from obstore.store import ObjectStore, from_url
 
 from core.errors import ConfigError, StorageError
+from transfer.tiers.trimming import StoredObject
 
 _MAX_RETRIES: Final = 2
 
@@ -37,6 +39,22 @@ class BlockStorage(Protocol):
 
         Raises:
             StorageError: nothing is known.
+        """
+        ...
+
+    async def list_below(self, folder: str) -> list[StoredObject]:
+        """Return the objects below ``folder``.
+
+        Raises:
+            StorageError: nothing is known.
+        """
+        ...
+
+    async def delete(self, paths: Sequence[str]) -> None:
+        """Delete objects; one that is gone already is no error.
+
+        Raises:
+            StorageError: some of them may be there still.
         """
         ...
 
@@ -86,6 +104,31 @@ class ObjectStorage:
         except (BaseError, OSError) as error:
             raise StorageError(f"head {path}: {_line(error)}") from error
         return True
+
+    async def list_below(self, folder: str) -> list[StoredObject]:
+        """See ``BlockStorage``."""
+        found: list[StoredObject] = []
+        try:
+            # One overload of many is not typed, for a library that is not installed.
+            listing = obstore.list(self._store, prefix=folder)  # pyright: ignore[reportUnknownMemberType]
+            async for chunk in listing:
+                found += [
+                    StoredObject(meta["path"], meta["size"], meta["last_modified"])
+                    for meta in chunk
+                ]
+        except (BaseError, OSError) as error:
+            raise StorageError(f"list {folder}: {_line(error)}") from error
+        return found
+
+    async def delete(self, paths: Sequence[str]) -> None:
+        """See ``BlockStorage``."""
+        for path in paths:  # one by one: a directory stops a batch at the first that is gone
+            try:
+                await obstore.delete_async(self._store, path)
+            except FileNotFoundError:
+                continue
+            except (BaseError, OSError) as error:
+                raise StorageError(f"delete {path}: {_line(error)}") from error
 
 
 def _open(url: str, timeout_s: float) -> ObjectStore:

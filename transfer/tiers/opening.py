@@ -14,6 +14,8 @@ from transfer.tiers.object_storage import ObjectStorage
 from transfer.tiers.storage_tier import StorageTier
 from transfer.tiers.stored_block import FINGERPRINT_NBYTES
 
+GIB = 2**30
+
 
 def storage_fingerprint(layout: KVLayout, *, model_fingerprint: str) -> bytes:
     """Return what tells stored blocks of one model, layout and dtype from all others."""
@@ -55,6 +57,7 @@ def open_mover(
             view=memory.view,
             timeout_s=cache.storage_timeout_s,
             metrics=observed,
+            max_nbytes=None if cache.storage_gib is None else int(cache.storage_gib * GIB),
         )
         breaker = storage.breaker
         observed.gauge(

@@ -14,6 +14,7 @@ from transfer.tiers.copy_thread import CopyThread
 from transfer.tiers.metrics import MoveMetrics
 from transfer.tiers.object_storage import BlockStorage
 from transfer.tiers.stored_block import pack, path_of, unpack
+from transfer.tiers.trimming import CHECK_FRACTION, surplus
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -22,6 +23,7 @@ CALLS_AT_ONCE: Final = 16
 """Per direction."""
 MAX_FAILURES: Final = 8
 RETRY_S: Final = 15.0
+TRIM_TIMEOUT_S: Final = 120.0
 
 
 class StorageTier:
@@ -38,6 +40,7 @@ class StorageTier:
         fingerprint: Of model and KV layout; blocks of others are neither found nor read.
         view: The bytes of a host slot, in place.
         timeout_s: Of one call.
+        max_nbytes: Of all blocks of this model and layout; None: no bound.
         metrics: Where bytes are counted.
     """
 
@@ -50,6 +53,7 @@ class StorageTier:
         view: Callable[[HostSlot], memoryview],
         timeout_s: float,
         metrics: MoveMetrics,
+        max_nbytes: int | None = None,
     ) -> None:
         self._storage = storage
         self._url = url
@@ -57,6 +61,9 @@ class StorageTier:
         self._view = view
         self._timeout_s = timeout_s
         self._metrics = metrics
+        self._max_nbytes = max_nbytes
+        self._num_unchecked_bytes = 0
+        self._trim: asyncio.Task[None] | None = None
         self._epoch_path = f"{fingerprint.hex()}/epoch"
         self._epoch_due: str | None = None
         self._clock = asyncio.get_running_loop().time
@@ -129,12 +136,37 @@ class StorageTier:
         parts = [
             self._write_one(name, slot, deadline) for name, slot in zip(names, slots, strict=True)
         ]
-        return self._log_failures("write", await asyncio.gather(*parts))
+        written = await asyncio.gather(*parts)
+        self._trim_if_due()
+        return self._log_failures("write", written)
 
     async def close(self, *, timeout_s: float) -> None:
-        """End the copies."""
+        """End the copies and a trim."""
+        if self._trim is not None:
+            self._trim.cancel()
         if not await self._thread.close(timeout_s=timeout_s):
             log.warning("event=storage_thread_hangs")
+
+    def _trim_if_due(self) -> None:
+        """Look at the whole after so many bytes of our own; others look after theirs."""
+        if self._max_nbytes is None or (self._trim is not None and not self._trim.done()):
+            return
+        if self._num_unchecked_bytes >= CHECK_FRACTION * self._max_nbytes:
+            self._num_unchecked_bytes = 0
+            self._trim = asyncio.create_task(self._trim_to(self._max_nbytes), name="storage-trim")
+
+    async def _trim_to(self, max_nbytes: int) -> None:
+        folder = self._fingerprint.hex()
+        try:
+            async with asyncio.timeout(TRIM_TIMEOUT_S):
+                objects = await self._storage.list_below(folder)
+                blocks = [each for each in objects if each.path.count("/") > folder.count("/") + 1]
+                paths = surplus(blocks, max_nbytes=max_nbytes)
+                await self._storage.delete(paths)
+        except (StorageError, TimeoutError) as error:
+            log.warning("event=storage_trim_failed reason=%s", error or "no answer in time")
+        else:
+            log.info("event=storage_trimmed blocks=%d deleted=%d", len(blocks), len(paths))
 
     async def _write_epoch(self, deadline: float) -> bool:
         epoch = self._epoch_due
@@ -185,6 +217,7 @@ class StorageTier:
             log.debug("event=storage_write_failed path=%s reason=%s", path, error)
             return False
         self._metrics.count_bytes("storage", "out", source.nbytes)
+        self._num_unchecked_bytes += source.nbytes
         return True
 
     async def _call(
