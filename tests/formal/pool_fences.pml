@@ -208,7 +208,7 @@ inline cancel_reads(r) {
         if
         :: pending[i] && reads_for[i] == r && is_wanted[i] ->
             is_wanted[i] = 0;
-#if defined(CANCEL_IS_PROOF) || defined(NO_READ_FENCE)
+#ifdef CANCEL_IS_PROOF
             pending[i] = 0;
 #endif
         :: else

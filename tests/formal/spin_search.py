@@ -10,7 +10,7 @@ from pathlib import Path
 MODELS = Path(__file__).parent
 MEMORY_MB = 1536
 TIME_S = 110
-DEPTH = 2_000_000
+DEPTH = 4_000_000
 
 MISSING = [tool for tool in ("spin", "gcc") if shutil.which(tool) is None]
 
@@ -39,9 +39,16 @@ class Verdict:
 
 
 def search(
-    folder: Path, model: str, *options: str, kind: Kind = Kind.SAFETY, claim: str | None = None
+    folder: Path,
+    model: str,
+    *options: str,
+    kind: Kind = Kind.SAFETY,
+    claim: str | None = None,
+    optimize: bool = True,
 ) -> Verdict:
     """Search ``model`` with macros ``options``; build in ``folder``.
+
+    Without ``optimize`` the verifier is built sooner and runs slower: for errors that are near.
 
     Raises:
         CalledProcessError: the model is no Promela, or the verifier cannot be built.
@@ -52,7 +59,8 @@ def search(
     shutil.copy(MODELS / model, folder / model)
     _run(folder, "spin", "-a", *macros, model)
     compression = ["-DCOLLAPSE", f"-DMEMLIM={MEMORY_MB}"]
-    _run(folder, "gcc", "-O1", "-w", "-o", "pan", "pan.c", *compression, *build_options)
+    effort = "-O1" if optimize else "-O0"
+    _run(folder, "gcc", effort, "-w", "-o", "pan", "pan.c", *compression, *build_options)
     chosen = () if claim is None else ("-N", claim)
     report = _run(folder, "./pan", f"-m{DEPTH}", "-w22", *run_options, *chosen)
     return _verdict(report)

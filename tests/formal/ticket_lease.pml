@@ -48,6 +48,7 @@ chan to_prefill = [CAPACITY] of { mtype, byte, byte, byte };
 chan to_decode = [CAPACITY] of { mtype, byte, byte, byte };
 
 hidden byte a, c, g, n, src;
+hidden byte must_settle, must_give_up;
 hidden mtype kind;
 
 byte now;
@@ -130,7 +131,10 @@ byte good;                /* blocks whose bytes were right when they were copied
 #define OLDEST MIN(pending[0], pending[1])
 #endif
 #define SOURCE_IS_GONE (prefill_is_dead || source[CURRENT] != incarnation)
-#define LEASE_HAS_ENDED(x) (deadline[x] <= now || now == END)
+#define IS_OFFERED(x) (entry[x] == OPEN || entry[x] == LEASED)
+#define HAS_SETTLED(x) (IS_OFFERED(x) && issued[x] < NC)
+#define LEASE_HAS_ENDED(x) \
+    ((entry[x] == LEASED || entry[x] == REVOKED) && (deadline[x] <= now || now == END))
 
 inline send_prefill(k, x, y, z) {
     if
@@ -233,34 +237,33 @@ end:
     :: atomic { !prefill_is_dead && nempty(to_prefill) -> take_in_prefill() }
     /* A chunk has settled: PrefillWorker._issue, TicketBook.issue */
     :: atomic {
-        !prefill_is_dead && ((entry[0] == OPEN || entry[0] == LEASED) && issued[0] < NC) -> a = 0;
-        issue()
-    }
-    :: atomic {
-        !prefill_is_dead && ((entry[1] == OPEN || entry[1] == LEASED) && issued[1] < NC) -> a = 1;
-        issue()
+        !prefill_is_dead && (HAS_SETTLED(0) || HAS_SETTLED(1)) ->
+            if
+            :: HAS_SETTLED(0) -> a = 0
+            :: HAS_SETTLED(1) -> a = 1
+            fi;
+            issue()
     }
 #ifndef NO_EXPIRY
     /* PrefillWorker._expire_leases, TicketBook.expire */
     :: atomic {
-        !prefill_is_dead && (entry[0] == LEASED || entry[0] == REVOKED) && LEASE_HAS_ENDED(0) ->
-            free_source(0)
-    }
-    :: atomic {
-        !prefill_is_dead && (entry[1] == LEASED || entry[1] == REVOKED) && LEASE_HAS_ENDED(1) ->
-            free_source(1)
+        !prefill_is_dead && (LEASE_HAS_ENDED(0) || LEASE_HAS_ENDED(1)) ->
+            if
+            :: LEASE_HAS_ENDED(0) -> a = 0
+            :: LEASE_HAS_ENDED(1) -> a = 1
+            fi;
+            free_source(a)
     }
 #endif
     /* TicketBook.revoke: the source gives up */
     :: atomic {
-        !prefill_is_dead && troubles && (entry[0] == OPEN || entry[0] == LEASED) -> a = 0;
-        troubles--;
-        revoke()
-    }
-    :: atomic {
-        !prefill_is_dead && troubles && (entry[1] == OPEN || entry[1] == LEASED) -> a = 1;
-        troubles--;
-        revoke()
+        !prefill_is_dead && troubles && (IS_OFFERED(0) || IS_OFFERED(1)) ->
+            troubles--;
+            if
+            :: IS_OFFERED(0) -> a = 0
+            :: IS_OFFERED(1) -> a = 1
+            fi;
+            revoke()
     }
     /* TicketBook.reader_lost: silence is no proof of death */
     :: atomic {
@@ -450,6 +453,8 @@ inline settle() {
 
 inline take_in_decode() {
     to_decode?kind(a, src, n);
+    must_settle = false;
+    must_give_up = false;
     if
     :: !(IS_EXPECTED) -> skip /* stale: counted */
     :: IS_EXPECTED && kind == TICKET -> /* Reader.ticket */
@@ -467,10 +472,10 @@ inline take_in_decode() {
 #ifdef COUNT_PIECES
         :: piece[c] == LANDED ->
             num_landed++;
-            settle()
+            must_settle = true
 #endif
-        :: piece[c] != ABSENT && piece_of[c] != g -> give_up() /* fault_of: names other blocks */
-        :: else                                              /* it came twice */
+        :: piece[c] != ABSENT && piece_of[c] != g -> must_give_up = true /* names other blocks */
+        :: else /* it came twice */
         fi
     :: IS_EXPECTED && kind == RENEWED -> /* Reader.renewed */
         if
@@ -481,18 +486,16 @@ inline take_in_decode() {
 #else
             proven_until = MAX(proven_until, MIN(sent_at[n] + LEASE, END));
 #endif
-            if
-            :: state == CONFIRMING -> settle()
-            :: else
-            fi
+            must_settle = (state == CONFIRMING)
         :: else
         fi
-    :: IS_EXPECTED && kind == VOID ->
-        if
-        :: unanswered & BIT(n) -> give_up()
-        :: else
-        fi
-    :: IS_EXPECTED && kind == FAILED -> give_up() /* Reader.prefill_failed */
+    :: IS_EXPECTED && kind == VOID -> must_give_up = ((unanswered & BIT(n)) != 0)
+    :: IS_EXPECTED && kind == FAILED -> must_give_up = true /* Reader.prefill_failed */
+    fi;
+    if
+    :: must_settle -> settle()
+    :: must_give_up -> give_up()
+    :: else
     fi
 }
 
@@ -587,11 +590,23 @@ inline land(x) {
 proctype Nic(byte x) {
 end:
     do
-    :: atomic { read[READ(0, x)] == POSTED -> a = 0; copy(x) }
-    :: atomic { read[READ(1, x)] == POSTED -> a = 1; copy(x) }
+    :: atomic {
+        read[READ(0, x)] == POSTED || read[READ(1, x)] == POSTED ->
+            if
+            :: read[READ(0, x)] == POSTED -> a = 0
+            :: read[READ(1, x)] == POSTED -> a = 1
+            fi;
+            copy(x)
+    }
     /* Reader.landed */
-    :: atomic { !decode_is_dead && read[READ(0, x)] == COPIED -> a = 0; land(x) }
-    :: atomic { !decode_is_dead && read[READ(1, x)] == COPIED -> a = 1; land(x) }
+    :: atomic {
+        !decode_is_dead && (read[READ(0, x)] == COPIED || read[READ(1, x)] == COPIED) ->
+            if
+            :: read[READ(0, x)] == COPIED -> a = 0
+            :: read[READ(1, x)] == COPIED -> a = 1
+            fi;
+            land(x)
+    }
     /* Transport.poll finds a failure, or Endpoints.tick a read that takes too long */
 #ifndef NO_READ_TIMEOUT
     :: atomic {
