@@ -63,7 +63,7 @@ class Poison:
         self._generations = np.zeros(num_blocks, dtype=np.int64)
         self.num_verified = 0
         """Blocks whose poison was found whole."""
-        self._fill(np.arange(num_blocks, dtype=np.int32))
+        self._fill(np.arange(num_blocks))
 
     def moved(self, block_ids: BlockIds, old: BlockState, new: BlockState) -> None:
         """See ``BlockObserver``.
