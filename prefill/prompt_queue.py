@@ -22,7 +22,8 @@ class PromptQueue:
                   └───────────────failed──────────────────┘
 
     A prompt in ``waiting`` owns no block, one in ``loading`` or ``loaded`` all of its blocks. One
-    whose KV is on its way from storage is passed by those behind it, for a bounded time.
+    whose KV is on its way from storage is passed by those behind it, for a bounded time, unless its
+    reader has pinned a prefix for it.
     """
 
     def __init__(self, blocks: BlockManager, layout: KVLayout, tiers: Tiers | None) -> None:
@@ -48,9 +49,14 @@ class PromptQueue:
         return len(self._loading) + len(self._loaded)
 
     def add(self, prompt: Prompt) -> None:
-        """Queue a prompt, and begin to look for its KV in storage."""
+        """Queue a prompt, and begin to look for its KV in storage.
+
+        Not for one whose first tokens its reader holds: the reader keeps memory for all the rest.
+        A prompt that passed it here could wait there for that memory, holding blocks here that
+        this one needs.
+        """
         self._waiting.append(prompt)
-        if self._tiers is not None:
+        if self._tiers is not None and not prompt.request.first_token:
             self._tiers.fetch(prompt.owner, prompt.run, prompt.num_tokens - 1)
 
     def remove(self, prompt: Prompt) -> None:

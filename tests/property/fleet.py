@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass, field
 
-from core.config import SchedulerConfig, TransferConfig
+from core.config import SchedulerConfig, SluiceConfig, TransferConfig
 from core.ids import Attempt, Incarnation, Owner, RequestId
 from core.kv_layout import KVGroup, KVLayout
 from core.sampling import SamplingParams
 from decode.sequence import Sequence
 from tests.property.virtual_decode import VirtualDecode
 from tests.property.virtual_prefill import VirtualPrefill
+from tests.property.virtual_tiers import HostMemory
 from tests.property.virtual_time import Simulation
 
 BLOCK_SIZE = 4
@@ -44,6 +45,8 @@ class Plan:
     """Of each pool, per KV group."""
     abort_rate: float = 0.1
     num_kills: int = 0
+    num_slots: int = 0
+    """Blocks of host memory of each worker, per KV group; 0: no tiers, and no storage."""
     scheduler: SchedulerConfig = field(
         default_factory=lambda: SchedulerConfig(max_num_seqs=8, max_batch_tokens=16)
     )
@@ -59,7 +62,9 @@ class Fleet:
         self.layout = KVLayout(
             self.rng.choice(SHAPES), BLOCK_SIZE, num_kv_heads=1, head_dim=4, dtype="float32"
         )
+        self.config = SluiceConfig(scheduler=plan.scheduler, transfer=TRANSFER)
         self.last_progress = 0.0
+        self.host = HostMemory(len(self.layout.groups) * plan.num_slots, storage=set())
         self.clients: dict[str, Client] = {}
         self.prefills: dict[Incarnation, VirtualPrefill] = {}
         self.num_killed = 0
@@ -72,6 +77,12 @@ class Fleet:
         for _ in range(plan.num_kills):
             self.simulation.after(self.rng.random() * 6, self._kill)
         self._tick()
+
+    @property
+    def num_copies(self) -> int:
+        """Copies and storage calls that have ended, of all workers."""
+        workers = [*self.decodes, *self.prefills.values()]
+        return sum(worker.mover.num_ended for worker in workers)
 
     @property
     def num_preemptions(self) -> int:
@@ -197,10 +208,10 @@ class Fleet:
             self.layout,
             self._pool_size(),
             name=name,
-            scheduler=self.plan.scheduler,
-            transfer=TRANSFER,
+            config=self.config,
             router=self,
             send=send,
+            host=self.host,
         )
 
     def _start_prefill(self) -> None:
@@ -216,9 +227,9 @@ class Fleet:
             self.layout,
             self._pool_size(),
             name=name,
-            scheduler=self.plan.scheduler,
-            transfer=TRANSFER,
+            config=self.config,
             reply=reply,
+            host=self.host,
         )
 
     def _pool_size(self) -> int:

@@ -29,6 +29,7 @@ def plan(seed: int) -> Plan:
         num_prefill=1 + seed % 3,
         num_decode=1 + seed % 2,
         num_kills=seed // 3 % 3,
+        num_slots=(0, 0, 12, 40)[seed % 4],
         scheduler=SchedulerConfig(
             max_num_seqs=4 if seed % 2 else 8,
             max_batch_tokens=8 + seed % 9,
@@ -53,6 +54,7 @@ def test_j05_every_request_that_fits_is_served(first: int) -> None:
     assert sum(fleet.num_preemptions for fleet in fleets) > 5
     assert sum(fleet.num_killed for fleet in fleets) > 2
     assert sum(fleet.num_lost for fleet in fleets) > 5
+    assert sum(fleet.num_copies for fleet in fleets) > 100
 
 
 @pytest.mark.slow

@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from blockmgr.block_manager import BlockManager, ReceiveTarget
-from core.config import SchedulerConfig, TransferConfig
+from blockmgr.block_manager import ReceiveTarget
+from core.config import SluiceConfig
 from core.errors import RequestError
 from core.ids import Incarnation, OperationId, Owner
 from core.kv_layout import KVLayout
@@ -14,6 +14,7 @@ from core.messages import GroupBlocks, Prefill, PrefillFailed, Renewed, Ticket
 from decode.scheduler import DecodeScheduler
 from decode.sequence import Sequence
 from engine.batch import SampledToken, StepBatch, StepOutput
+from tests.property.virtual_tiers import HostMemory, VirtualMover, make_blocks
 from tests.property.virtual_time import Device, Simulation
 from transfer.actions import (
     Action,
@@ -50,19 +51,24 @@ class VirtualDecode:
         num_blocks: int,
         *,
         name: str,
-        scheduler: SchedulerConfig,
-        transfer: TransferConfig,
+        config: SluiceConfig,
         router: Router,
         send: Callable[[Incarnation, object], None],
+        host: HostMemory,
     ) -> None:
         self.name = name
-        self.blocks = BlockManager(layout, num_blocks, fences=True, prefix_caching=True)
-        self.scheduler = DecodeScheduler(self.blocks, layout, scheduler, fingerprint="model")
+        self.blocks, tiers = make_blocks(
+            layout, num_blocks, fences=True, name=name, num_slots=host.num_slots
+        )
+        self.scheduler = DecodeScheduler(
+            self.blocks, layout, config.scheduler, fingerprint="model", tiers=tiers
+        )
+        self.mover = VirtualMover(simulation, tiers, host.storage, on_change=self._memory_changed)
         self.reader = Reader(
-            layout=layout, config=transfer, max_quarantined_blocks=max(1, num_blocks // 2)
+            layout=layout, config=config.transfer, max_quarantined_blocks=max(1, num_blocks // 2)
         )
         self._simulation = simulation
-        self._depth = scheduler.overlap_depth
+        self._depth = config.scheduler.overlap_depth
         self._device = Device(simulation)
         self._num_in_flight = 0
         self._router = router
@@ -135,6 +141,10 @@ class VirtualDecode:
 
     def work(self) -> None:
         """Keep the device busy; a preemption gives tickets a chance."""
+        self._keep_busy()
+        self.mover.carry_out()
+
+    def _keep_busy(self) -> None:
         while self._num_in_flight < self._depth:
             batch = self.scheduler.schedule()
             if self.scheduler.num_preemptions > self._num_preemptions_seen:

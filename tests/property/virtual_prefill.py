@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 
-from blockmgr.block_manager import BlockManager
-from core.config import SchedulerConfig, TransferConfig
+from core.config import SluiceConfig
 from core.errors import RequestError
 from core.ids import Incarnation, Owner
 from core.kv_layout import KVLayout
 from core.messages import PieceId, Prefill, PrefillFailed, Released, Renew, Withdraw
 from engine.batch import SampledToken, StepBatch, StepOutput
 from prefill.scheduler import PrefillScheduler, SettledChunk
+from tests.property.virtual_tiers import HostMemory, VirtualMover, make_blocks
 from tests.property.virtual_time import Device, Simulation
 from transfer.tickets import Offer, TicketBook
 
@@ -27,18 +27,24 @@ class VirtualPrefill:
         num_blocks: int,
         *,
         name: str,
-        scheduler: SchedulerConfig,
-        transfer: TransferConfig,
+        config: SluiceConfig,
         reply: Reply,
+        host: HostMemory,
     ) -> None:
         self.incarnation = Incarnation(name)
         self.is_dead = False
-        self.blocks = BlockManager(layout, num_blocks, fences=False, prefix_caching=True)
-        self.scheduler = PrefillScheduler(self.blocks, layout, scheduler, fingerprint="model")
-        self.book = TicketBook(self.incarnation, transfer.lease_s)
+        # With a tier, loads write into the pool beside the steps.
+        self.blocks, tiers = make_blocks(
+            layout, num_blocks, fences=bool(host.num_slots), name=name, num_slots=host.num_slots
+        )
+        self.scheduler = PrefillScheduler(
+            self.blocks, layout, config.scheduler, fingerprint="model", tiers=tiers
+        )
+        self.mover = VirtualMover(simulation, tiers, host.storage, on_change=self.work)
+        self.book = TicketBook(self.incarnation, config.transfer.lease_s)
         self._simulation = simulation
         self._layout = layout
-        self._depth = scheduler.overlap_depth
+        self._depth = config.scheduler.overlap_depth
         self._device = Device(simulation)
         self._num_in_flight = 0
         self._reply = reply
@@ -70,7 +76,12 @@ class VirtualPrefill:
 
     def work(self) -> None:
         """Keep the device busy."""
-        while not self.is_dead and self._num_in_flight < self._depth:
+        if not self.is_dead:
+            self._keep_busy()
+            self.mover.carry_out()
+
+    def _keep_busy(self) -> None:
+        while self._num_in_flight < self._depth:
             if (batch := self.scheduler.schedule()) is None:
                 return
             self._num_in_flight += 1

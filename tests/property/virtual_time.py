@@ -20,7 +20,7 @@ class Simulation:
 
     def after(self, delay: float, event: Event) -> None:
         """Let ``event`` happen in ``delay`` seconds."""
-        heapq.heappush(self._events, (self.now + delay, next(self._numbers), event))
+        self._at(self.now + delay, event)
 
     def send(self, sender: str, receiver: str, event: Event) -> None:
         """Deliver a message some time later, behind all earlier ones of its channel."""
@@ -28,7 +28,10 @@ class Simulation:
         slowness = self.rng.choice((0.001, 0.01, 0.1, 1.0))
         due = self.now + self.rng.random() * slowness
         self._channel_free[channel] = due = max(due, self._channel_free.get(channel, 0.0))
-        self.after(due - self.now, event)
+        self._at(due, event)
+
+    def _at(self, time: float, event: Event) -> None:
+        heapq.heappush(self._events, (time, next(self._numbers), event))
 
     def step(self) -> bool:
         """Let the next event happen; False: there is none."""
