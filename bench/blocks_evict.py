@@ -2,7 +2,7 @@
 
 import gc
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from time import thread_time
@@ -161,11 +161,9 @@ def measure_evictions(plan: EvictPlan) -> EvictResult:
     """Measure batches of evictions from trees of every shape, and single admissions."""
     result = EvictResult({}, {})
     for shape, path_of in SHAPES.items():
-        ours, theirs = _measure_batches(plan, path_of)
-        result.figures[f"evict_{shape}"] = {
-            "sluice_ms": round(ours, 3),
-            "heap_per_node_ms": round(theirs, 3),
-        }
+        figures = _measure_batches(plan, path_of)
+        result.figures[f"evict_{shape}"] = figures
+        ours, theirs = figures["sluice_ms"], figures["heap_per_node_ms"]
         name = (
             f"evict {plan.num_evicted:,} of {plan.num_blocks:,} cached blocks, {shape}: "
             f"{_SPEED_AIM:g}x a heap of nodes"
@@ -176,27 +174,44 @@ def measure_evictions(plan: EvictPlan) -> EvictResult:
     return result
 
 
-def _measure_batches(plan: EvictPlan, path_of: Callable[[int], Path]) -> tuple[float, float]:
-    """Return the median milliseconds of one eviction of ours and of the peer's."""
-    caches: Sequence[Cache] = (SluiceCache(plan.num_blocks), HeapCache(plan.num_blocks))
-    seconds: list[list[float]] = [[], []]
-    serials = [count(), count()]
-    for repeat in range(plan.repeats + 1):
-        for cache, serial, samples in zip(caches, serials, seconds, strict=True):
-            _fill(cache, path_of, serial)
+def _measure_batches(plan: EvictPlan, path_of: Callable[[int], Path]) -> Figures:
+    """Return the median milliseconds of one eviction on each side.
+
+    And the microseconds that a sequence takes to come and go, in the first filling of the pool and
+    in those that follow an eviction: what an eviction leaves for later shows there.
+    """
+    caches: dict[str, Cache] = {
+        "sluice": SluiceCache(plan.num_blocks),
+        "heap_per_node": HeapCache(plan.num_blocks),
+    }
+    serials = {name: count() for name in caches}
+    taken: dict[str, list[float]] = {name: [] for name in caches}
+    filled: dict[str, list[float]] = {name: [] for name in caches}
+    for _ in range(plan.repeats + 1):
+        for name, cache in caches.items():
+            filled[name].append(_fill(cache, path_of, serials[name]))
             gc.collect()
-            taken = cache.take(plan.num_evicted)
-            if repeat:  # the first one is a warm-up
-                samples.append(taken)
-    ours, theirs = (1e3 * statistics.median(samples) for samples in seconds)
-    return ours, theirs
+            taken[name].append(cache.take(plan.num_evicted))
+    figures: Figures = {}
+    for name in caches:  # the first round is a warm-up
+        figures[f"{name}_ms"] = round(1e3 * statistics.median(taken[name][1:]), 3)
+        figures[f"{name}_use_us_first"] = round(1e6 * filled[name][0], 2)
+        figures[f"{name}_use_us_after"] = round(1e6 * statistics.median(filled[name][1:]), 2)
+    return figures
 
 
-def _fill(cache: Cache, path_of: Callable[[int], Path], serials: Iterator[int]) -> None:
-    """Let sequences come and go until the next one might not find enough free blocks."""
+def _fill(cache: Cache, path_of: Callable[[int], Path], serials: Iterator[int]) -> float:
+    """Let sequences come and go until the next one might not find enough free blocks.
+
+    Returns:
+        The seconds that each took.
+    """
     longest = len(path_of(0))
+    started, num_used = thread_time(), 0
     while cache.num_free >= longest:
         cache.use(path_of(next(serials)))
+        num_used += 1
+    return (thread_time() - started) / max(num_used, 1)
 
 
 def _measure_admissions(plan: EvictPlan) -> Figures:
