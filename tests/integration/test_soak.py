@@ -33,12 +33,23 @@ def make_prompts(generator: random.Random) -> list[list[int]]:
     return prompts
 
 
+TIERS = {"host_tier_gib": 0.001, "storage_staging_mib": 1}
+"""Smaller than what passes through, so that contents are thrown out and bounds are met."""
+
+
 @pytest.mark.parametrize(
-    ("family", "num_blocks", "seed"), [("llama", 24, 1), ("mistral", 24, 2), ("gemma3", 110, 3)]
+    ("family", "num_blocks", "seed", "has_tiers"),
+    [
+        ("llama", 24, 1, True),
+        ("mistral", 24, 2, False),
+        ("gemma3", 110, 3, False),
+        pytest.param("gemma3", 110, 4, True, marks=pytest.mark.slow),
+    ],
 )
 def test_pools_that_hold_a_few_requests_serve_many(
-    family: str, num_blocks: int, seed: int, tmp_path: Path
+    family: str, num_blocks: int, seed: int, *, has_tiers: bool, tmp_path: Path
 ) -> None:
+    tiers = {**TIERS, "storage_url": (tmp_path / "kv").as_uri()} if has_tiers else {}
     model_path = tiny_model(family, tmp_path)
     generator = random.Random(seed)
     prompts = make_prompts(generator)
@@ -59,7 +70,7 @@ def test_pools_that_hold_a_few_requests_serve_many(
     with Stack.open(
         model_path,
         model={"dtype": "float32"},
-        cache={"num_blocks": num_blocks, "poison": True},
+        cache={"num_blocks": num_blocks, "poison": True, **tiers},
         scheduler={"max_batch_tokens": 64, "max_num_seqs": 16},
         router={"local_prefill_max_tokens": 32},
     ) as stack:

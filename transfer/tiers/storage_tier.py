@@ -62,6 +62,7 @@ class StorageTier:
         self._timeout_s = timeout_s
         self._metrics = metrics
         self._max_nbytes = max_nbytes
+        self._num_errors = 0
         self._num_unchecked_bytes = 0
         self._trim: asyncio.Task[None] | None = None
         self._epoch_path = f"{fingerprint.hex()}/epoch"
@@ -123,22 +124,27 @@ class StorageTier:
     async def read(self, names: Sequence[BlockName], slots: Sequence[HostSlot]) -> list[bool]:
         """Fill ``slots``; return which of them have verified bytes."""
         deadline = self._clock() + self._timeout_s
+        before = self._num_errors
         parts = [
             self._read_one(name, slot, deadline) for name, slot in zip(names, slots, strict=True)
         ]
-        return self._log_failures("read", await asyncio.gather(*parts))
+        landed = await asyncio.gather(*parts)
+        self._log_failures("read", before)
+        return landed
 
     async def write(self, names: Sequence[BlockName], slots: Sequence[HostSlot]) -> list[bool]:
         """Write ``slots``; return which of them are there for certain."""
         deadline = self._clock() + self._timeout_s
+        before = self._num_errors
         if not await self._write_epoch(deadline):
-            return self._log_failures("write", [False] * len(names))
+            return [False] * len(names)
         parts = [
             self._write_one(name, slot, deadline) for name, slot in zip(names, slots, strict=True)
         ]
         written = await asyncio.gather(*parts)
         self._trim_if_due()
-        return self._log_failures("write", written)
+        self._log_failures("write", before)
+        return written
 
     async def close(self, *, timeout_s: float) -> None:
         """End the copies and a trim."""
@@ -196,6 +202,7 @@ class StorageTier:
                 lambda: unpack(stored, name, target, fingerprint=self._fingerprint)
             )
         except StorageError as error:
+            self._num_errors += 1
             log.debug("event=storage_read_failed path=%s reason=%s", path, error)
             return False
         self._metrics.count_bytes("storage", "in", target.nbytes)
@@ -214,6 +221,7 @@ class StorageTier:
         try:
             await self._call(put, self._writing, deadline)
         except StorageError as error:
+            self._num_errors += 1
             log.debug("event=storage_write_failed path=%s reason=%s", path, error)
             return False
         self._metrics.count_bytes("storage", "out", source.nbytes)
@@ -245,12 +253,11 @@ class StorageTier:
         self.breaker.succeeded()
         return result
 
-    def _log_failures(self, what: str, succeeded: list[bool]) -> list[bool]:
+    def _log_failures(self, what: str, num_errors_before: int) -> None:
         """One line per call, and none while the breaker, which was logged, is open."""
-        failed = succeeded.count(False)
+        failed = self._num_errors - num_errors_before
         if failed and not self.breaker.is_open:
-            log.warning("event=storage_%s_failed blocks=%d of=%d", what, failed, len(succeeded))
-        return succeeded
+            log.warning("event=storage_%s_failed blocks=%d", what, failed)
 
     def _count_failure(self, reason: str) -> None:
         if self.breaker.failed(self._clock()):
