@@ -40,9 +40,9 @@ def is_read_again(group: KVGroup, position: int, settled: int) -> bool:
     return settled - position < group.window
 
 
-@dataclass
+@dataclass(eq=False)
 class Life:
-    """One live owner."""
+    """One live owner. A life that ended is no other's equal, even where the owner came back."""
 
     owner: Owner
     tokens: list[int]
