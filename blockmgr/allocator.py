@@ -95,7 +95,7 @@ class BlockAllocator:
         if lacking > 0:
             if len(tables) > pool.num_allocatable:
                 return False
-            self._tree.evict(lacking, self._recycle)
+            self._evict(lacking)
         for table in tables:
             block_id = pool.allocate_one()
             table.append(block_id)
@@ -198,9 +198,19 @@ class BlockAllocator:
     def _allocate(self, count: int, *holds: Hold) -> BlockIds:
         lacking = count - self._pool.num_free
         if lacking > 0:
-            self._tree.evict(lacking, self._recycle)
+            self._evict(lacking)
         self._stats.allocations += count
         return self._pool.allocate(count, *holds)
+
+    def _evict(self, count: int) -> None:
+        """Make ``count`` of the CACHED blocks FREE."""
+        block_id = self._tree.evict_one() if count == 1 else None
+        if block_id is None:
+            self._tree.evict(count, self._recycle)
+        else:
+            self._pool.evict_one(block_id)
+            self._stats.evictions += 1
+            self._stats.eviction_batches += 1
 
     def _recycle(self, block_ids: BlockIds) -> None:
         """Take the tree's hold of evicted blocks. One that has none is no reason to lose others."""

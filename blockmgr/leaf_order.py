@@ -79,6 +79,18 @@ class LeafOrder:
         self._num_exposed -= int(np.count_nonzero(self._place.many[nodes] == _EXPOSED))
         self._place.many[nodes] = _NOT_ORDERED
 
+    def first(self) -> int | None:
+        """Return the node that is unused longest."""
+        self._skip_stale()
+        queued = self._queue.one[self._head] if self._head < self._tail else None
+        while self._exposed:
+            time, node = self._exposed[0]
+            if self._is_exposed(time, node):
+                is_older = queued is None or time <= self._time.one[queued]
+                return node if is_older else queued
+            heapq.heappop(self._exposed)
+        return queued
+
     def oldest(self, count: int) -> Indices:
         """Return the ``count`` nodes that are unused longest, in order; fewer if there are not."""
         queued = self._first_queued(count)
@@ -93,8 +105,6 @@ class LeafOrder:
 
     def _first_queued(self, count: int) -> Indices:
         self._skip_stale()
-        if count == 1:
-            return self._queue.many[self._head : min(self._head + 1, self._tail)].copy()
         found: list[Indices] = []
         at, missing = self._head, count
         while missing > 0 and at < self._tail:
@@ -112,12 +122,14 @@ class LeafOrder:
             if no_later_than is not None and time > no_later_than:
                 break
             heapq.heappop(self._exposed)
-            is_live = self._place.one[node] == _EXPOSED and self._time.one[node] == time
-            if is_live and (not found or found[-1] != (time, node)):
+            if self._is_exposed(time, node) and (not found or found[-1] != (time, node)):
                 found.append((time, node))
         for entry in found:
             heapq.heappush(self._exposed, entry)
         return np.array([node for _, node in found], dtype=np.int64)
+
+    def _is_exposed(self, time: int, node: int) -> bool:
+        return self._place.one[node] == _EXPOSED and self._time.one[node] == time
 
     def _skip_stale(self) -> None:
         """Move the head to the first live entry: a few steps one by one, many at once."""

@@ -66,14 +66,14 @@ class BlockPool:
         self._generation_of = array("q", bytes(8 * num_blocks))
         self._generations = np.frombuffer(self._generation_of, dtype=np.int64)
         self._counts = [0] * len(BlockState)
-        self._counts[BlockState.FREE.value] = num_blocks
+        self._counts[BlockState.FREE] = num_blocks
         self._free = FreeQueue(num_blocks)
 
     # Questions
 
     def count(self, state: BlockState) -> int:
         """Blocks in ``state``."""
-        return self._counts[state.value]
+        return self._counts[state]
 
     @property
     def num_free(self) -> int:
@@ -83,12 +83,12 @@ class BlockPool:
     @property
     def num_allocatable(self) -> int:
         """Blocks that are FREE, or CACHED and so evictable."""
-        return len(self._free) + self._counts[BlockState.CACHED.value]
+        return len(self._free) + self._counts[BlockState.CACHED]
 
     @property
     def num_withheld(self) -> int:
         """Blocks that nobody owns and something may still touch."""
-        return self._counts[BlockState.FENCED.value] + self._counts[BlockState.QUARANTINED.value]
+        return self._counts[BlockState.FENCED] + self._counts[BlockState.QUARANTINED]
 
     def state(self, block_id: BlockId) -> BlockState:
         """Return the state of one block."""
@@ -137,11 +137,21 @@ class BlockPool:
         self._word_of[block_id] = _OWNED_WORD
         self._generation_of[block_id] += 1
         counts = self._counts
-        counts[BlockState.FREE.value] -= 1
-        counts[BlockState.ACTIVE.value] += 1
+        counts[BlockState.FREE] -= 1
+        counts[BlockState.ACTIVE] += 1
         if self.observers:
             self._tell(np.array([block_id], dtype=np.int64), BlockState.FREE, BlockState.ACTIVE)
         return block_id
+
+    def evict_one(self, block_id: int) -> None:
+        """Free a CACHED block that left the prefix tree."""
+        self._word_of[block_id] = 0
+        self._free.append_one(block_id)
+        counts = self._counts
+        counts[BlockState.CACHED] -= 1
+        counts[BlockState.FREE] += 1
+        if self.observers:
+            self._tell(np.array([block_id], dtype=np.int64), BlockState.CACHED, BlockState.FREE)
 
     def keep(self, block_ids: BlockIds) -> None:
         """Give owned blocks that the prefix tree did not know its hold: no state changes."""
@@ -192,8 +202,8 @@ class BlockPool:
         self._moved(block_ids, old, new)
 
     def _moved(self, block_ids: BlockIds, old: BlockState, new: BlockState) -> None:
-        self._counts[old.value] -= len(block_ids)
-        self._counts[new.value] += len(block_ids)
+        self._counts[old] -= len(block_ids)
+        self._counts[new] += len(block_ids)
         if self.cached_listener is not None:
             if new is BlockState.CACHED:
                 self.cached_listener.became_cached(block_ids)
@@ -214,7 +224,7 @@ class BlockPool:
         states = states_of(self._words)
         assert np.bincount(states, minlength=len(BlockState)).tolist() == self._counts
         self._free.check_invariants()
-        free = np.flatnonzero(states == BlockState.FREE.value)
+        free = np.flatnonzero(states == BlockState.FREE)
         assert np.array_equal(np.sort(self._free.block_ids), free), "FREE blocks are not queued"
 
 

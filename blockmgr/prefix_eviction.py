@@ -119,6 +119,26 @@ class PrefixEviction:
         while missing > 0 and (num_freed := self._take_inner(recycle)):
             missing -= num_freed
 
+    def evict_one(self) -> int | None:
+        """Take the one block that is unused longest out of the tree, and return it.
+
+        None, without a trace: it is not that simple, ``evict`` must look.
+        """
+        first = None if self._has_windows else self._leaves.first()
+        if first is None:
+            return None
+        leaf = self._nodes[first]
+        row = leaf.rows[0]
+        block_id = row[-1]
+        if len(row) == 1:
+            self._detach(leaf)
+        else:
+            self._truncate(leaf, leaf.end - 1)
+            if not self._pool.is_one_cached(row[-1]):
+                self._leaves.remove(first)
+        self._nodes.unmap_one(block_id)
+        return block_id
+
     def _recycle(self, block_ids: BlockIds, recycle: Recycle) -> None:
         if len(block_ids):
             self._nodes.unmap(block_ids)
@@ -126,8 +146,8 @@ class PrefixEviction:
 
     def _take_oldest(self, count: int, taken: "array[int]") -> bool:
         """Move at most about ``count`` blocks to ``taken``; False: none is unused."""
-        oldest = self._leaves.oldest(1)
-        leaf = self._nodes[int(oldest[0])] if len(oldest) else None
+        first = self._leaves.first()
+        leaf = None if first is None else self._nodes[first]
         node = self._windows.oldest()
         if node is not None and (
             leaf is None or node.window_used <= self._leaves.time_of(leaf.index)

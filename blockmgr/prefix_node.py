@@ -79,8 +79,8 @@ class PrefixNode:
         """Do the same with one column, given as one id per group."""
         self.tokens += tokens
         self.end += 1
-        for row, block_id in zip(self.rows, column, strict=True):
-            row.append(block_id)
+        for at, row in enumerate(self.rows):
+            row.append(column[at])
 
     def truncate(self, end: int) -> None:
         """Shorten the run of a node without children; at least one column stays."""

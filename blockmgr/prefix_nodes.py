@@ -221,11 +221,15 @@ class PrefixNodes:
         """Note that ``block_ids`` are in no node."""
         self._node_of_block.many[block_ids] = NO_INDEX
 
+    def unmap_one(self, block_id: int) -> None:
+        """Do the same for a single block."""
+        self._node_of_block.one[block_id] = NO_INDEX
+
     def nodes_of(self, block_ids: BlockIds) -> Iterator[PrefixNode]:
         """Return the nodes that ``block_ids`` (at least one) are in, each once."""
         indices = self._node_of_block.many[block_ids]
         first = int(indices[0])
-        if (indices == first).all():
+        if len(indices) == 1 or (indices == first).all():
             found = [first]
         else:
             starts = np.append(True, indices[1:] != indices[:-1])

@@ -275,6 +275,11 @@ class PrefixTree:
         self._version += 1
         self.eviction.evict(count, recycle)
 
+    def evict_one(self) -> int | None:
+        """Take one CACHED block out; see ``PrefixEviction.evict_one``."""
+        self._version += 1
+        return self.eviction.evict_one()
+
     def forget_all(self) -> BlockIds:
         """Empty the tree; return the blocks, which the caller takes the hold of."""
         self._version += 1

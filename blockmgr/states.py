@@ -25,14 +25,14 @@ blocks is one addition:
 """
 
 from collections.abc import Collection
-from enum import Enum, IntEnum
+from enum import IntEnum
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-class BlockState(Enum):
+class BlockState(IntEnum):
     """Where a block is; exactly one at a time. The values index the pool's counts."""
 
     FREE = 0

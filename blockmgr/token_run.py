@@ -1,8 +1,8 @@
 """The tokens of one sequence, packed so that runs of them are compared as bytes."""
 
 import hashlib
+import struct
 import sys
-from array import array
 from collections.abc import Iterable
 
 import numpy as np
@@ -52,7 +52,8 @@ class TokenRun:
 
     def extend(self, token_ids: Iterable[int]) -> None:
         """Append ``token_ids``, each in [0, 2**31)."""
-        self.packed += array("i", token_ids).tobytes()
+        tokens = tuple(token_ids)
+        self.packed += struct.pack(f"={len(tokens)}i", *tokens)
 
     def append(self, token_id: int) -> None:
         """Append one token, in [0, 2**31)."""

@@ -46,12 +46,12 @@ def needed_blocks(group: KVGroup, block_size: int, num_settled_tokens: int) -> l
 def next_change(layout: KVLayout, num_settled_tokens: int) -> int:
     """Return how many settled tokens first fill another block or leave one behind a window."""
     size = layout.block_size
-    changes = [(num_settled_tokens // size + 1) * size]
+    change = (num_settled_tokens // size + 1) * size
     for group in layout.groups:
         if group.window is not None:
             first = first_live_block(group, size, num_settled_tokens)
-            changes.append((first + 1) * size + group.window - 1)
-    return min(changes)
+            change = min(change, (first + 1) * size + group.window - 1)
+    return change
 
 
 class WindowReach:
