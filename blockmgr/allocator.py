@@ -50,6 +50,8 @@ class BlockAllocator:
             OutOfBlocksError: nothing was taken, pinned or reordered.
             InvalidTransitionError: the hit is not usable at this length.
         """
+        for table in holding.tables:
+            table.make_room(num_blocks)
         pinned = self._place_hit(holding)
         missing = [table.missing(num_blocks) for table in holding.tables]
         self._require(sum(map(len, missing)), pinned=pinned)
@@ -131,7 +133,7 @@ class BlockAllocator:
         if len(taken) == 1:
             self._pool.keep_one(taken[0])
         elif taken:
-            self._pool.keep(np.array(taken, dtype=np.int64))
+            self._pool.keep(np.frombuffer(taken, dtype=np.int64))
 
     def _offer_one(self, holding: Holding, tokens: TokenRun, index: int) -> bool:
         """Lengthen the leaf that the last offer ended in; False, without a trace: it is none."""

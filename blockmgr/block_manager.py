@@ -1,6 +1,7 @@
 """Who owns each KV block of a worker's pool, and until when something may still touch it."""
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from blockmgr.token_run import TokenRun
 from blockmgr.window import next_change
 from core.errors import DoubleReleaseError, InvalidTransitionError
 from core.ids import BlockId, Generation, OperationId, Owner, StepSeq
+
+_OUTPUT_BLOCKS_PER_OFFER: Final = 8
 
 
 class BlockManager(BlockReadings):
@@ -105,8 +108,10 @@ class BlockManager(BlockReadings):
         """The first ``num_tokens`` tokens of ``owner`` have settled: their steps are complete.
 
         Full blocks among them whose tokens are known can be hit from now on, unless another block
-        of the same prefix can already, and what fell behind a window is released. Fewer tokens
-        than before change nothing.
+        of the same prefix can already, and what fell behind a window is released. Without windows,
+        blocks of tokens that came after admission can be hit a few at a time, and all at the
+        release: hardly anyone but the next turn looks for them. Fewer tokens than before change
+        nothing.
 
         Raises:
             InvalidTransitionError: not held or not covered, or an operation may still write one of
@@ -123,10 +128,8 @@ class BlockManager(BlockReadings):
         if holding.num_writes:
             self._require_landed(holding, num_tokens)
         holding.num_settled_tokens = num_tokens
-        if self._prefix_caching and holding.cache_epoch == self._cache_epoch:
-            num_full = num_tokens // self._layout.block_size
-            known = 0 if holding.tokens is None else holding.tokens.num_blocks
-            self._allocator.offer(holding, min(num_full, known))
+        if num_tokens >= holding.num_tokens_of_next_offer:
+            self._offer(holding)
         if self._has_windows:
             self._prune(holding)
         self._note_next_change(holding)
@@ -141,6 +144,7 @@ class BlockManager(BlockReadings):
         if holding is None:
             self.stats.double_releases += 1
             raise DoubleReleaseError(f"{owner} is not held")
+        self._offer(holding)
         self._let_go(holding, holding.release_order)
 
     def lease(self, owner: Owner) -> None:
@@ -150,6 +154,7 @@ class BlockManager(BlockReadings):
             InvalidTransitionError: not held, or leased already.
         """
         holding = self._active(owner)
+        self._offer(holding)
         block_ids = holding.release_order
         self._pool.change(block_ids, add=(Hold.LEASE,), drop=(Hold.OWNER,))
         self._zero_list.remove(block_ids)  # a reader must not see a block cleared under it
@@ -319,10 +324,14 @@ class BlockManager(BlockReadings):
                 f"{owner}: tokens in blocks of {tokens.block_size}, the pool's are of "
                 f"{self._layout.block_size}"
             )
-        tables = [BlockTable(group, self._layout.block_size) for group in self._layout.groups]
-        return Holding(
-            owner, tuple(tables), tokens, self._cache_epoch, num_cached_tokens, num_hit_blocks
+        size = self._layout.block_size
+        tables = tuple([BlockTable(group, size) for group in self._layout.groups])
+        holding = Holding(
+            owner, tables, tokens, self._cache_epoch, num_cached_tokens, num_hit_blocks
         )
+        holding.num_known_blocks = 0 if tokens is None else tokens.num_blocks
+        holding.num_tokens_of_next_offer = num_cached_tokens + size
+        return holding
 
     def _active(self, owner: Owner) -> Holding:
         holding = self._held(owner)
@@ -348,11 +357,24 @@ class BlockManager(BlockReadings):
                 self.stats.pruned_blocks += len(pruned)
                 self._let_go(holding, pruned[::-1])
 
+    def _offer(self, holding: Holding) -> None:
+        """Let the prefix tree have all that has settled and is known, but not yet offered."""
+        if holding.tokens is None or holding.cache_epoch != self._cache_epoch:
+            return
+        if not self._prefix_caching:
+            return
+        size = self._layout.block_size
+        num_blocks = min(holding.num_settled_tokens // size, holding.tokens.num_blocks)
+        self._allocator.offer(holding, num_blocks)
+        is_output = num_blocks >= holding.num_known_blocks and not self._has_windows
+        step = _OUTPUT_BLOCKS_PER_OFFER if is_output else 1
+        holding.num_tokens_of_next_offer = (num_blocks + step) * size
+
     def _note_next_change(self, holding: Holding) -> None:
-        settled = holding.num_settled_tokens
-        holding.num_tokens_of_next_change = min(
-            next_change(self._layout, settled), holding.num_covered_tokens + 1
-        )
+        change = holding.num_tokens_of_next_offer
+        if self._has_windows:
+            change = next_change(self._layout, holding.num_settled_tokens)
+        holding.num_tokens_of_next_change = min(change, holding.num_covered_tokens + 1)
 
     def _require_landed(self, holding: Holding, num_tokens: int) -> None:
         """Raise if an operation may still write a block of the newly settled tokens."""

@@ -127,11 +127,14 @@ class BlockTable:
         num_sinks = num_sink_blocks(self.group, self._block_size)
         assert (self.entries[num_sinks : self.first_live] == HOLE).all(), "a pruned block is back"
 
-    def _reserve(self, length: int) -> None:
-        if length > len(self._entries):
-            # Room for some growth: most tables are made once, then get a block now and then.
-            grown = np.empty(length + max(8, length // 4), dtype=np.int64)
+    def make_room(self, num_blocks: int) -> None:
+        """Have room for ``num_blocks`` and some growth, so that no put has to make it."""
+        if num_blocks > len(self._entries):
+            grown = np.empty(num_blocks + max(8, num_blocks // 4), dtype=np.int64)
             grown[: self._length] = self.entries
             grown[self._length :] = HOLE
             self._entries = grown
+
+    def _reserve(self, length: int) -> None:
+        self.make_room(length)
         self._length = max(self._length, length)

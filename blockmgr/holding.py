@@ -30,10 +30,14 @@ class Holding:
     """Leading blocks that have been offered to the prefix tree."""
     prefix_node: PrefixNode | None = None
     """Where the last offer ended."""
+    num_known_blocks: int = 0
+    """Full blocks of ``tokens`` at admission."""
+    num_tokens_of_next_offer: int = 0
+    """Settled tokens with which the next blocks are offered."""
     num_covered_tokens: int = 0
     """Tokens from the first on that have room in every group."""
     num_tokens_of_next_change: int = 0
-    """Settling fewer tokens than these neither fills a block nor moves a window."""
+    """Settling fewer tokens than these neither offers a block nor moves a window."""
     is_lease: bool = False
     num_writes: int = 0
     """Pending operations that write its blocks."""

@@ -44,6 +44,16 @@ class CachedListener(Protocol):
         ...
 
 
+class _NobodyListens:
+    """Until a prefix tree is there."""
+
+    def became_cached(self, block_ids: BlockIds) -> None:
+        """Do nothing."""
+
+    def left_cached(self, block_ids: BlockIds) -> None:
+        """Do nothing."""
+
+
 class BlockPool:
     """Counts what holds each block, and hands out blocks that nothing holds.
 
@@ -59,7 +69,7 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.observers: Sequence[BlockObserver] = ()
-        self.cached_listener: CachedListener | None = None
+        self.cached_listener: CachedListener = _NobodyListens()
         # Each array has two faces: Python's for single blocks, numpy's for batches.
         self._word_of = array("q", bytes(8 * num_blocks))
         self._words = np.frombuffer(self._word_of, dtype=np.int64)
@@ -179,7 +189,7 @@ class BlockPool:
         while len(block_ids):
             word = int(words[0])
             is_same = words == word
-            if is_same.all():
+            if np.count_nonzero(is_same) == len(words):
                 same, block_ids = block_ids, block_ids[:0]
             else:
                 same = block_ids[is_same]
@@ -204,11 +214,10 @@ class BlockPool:
     def _moved(self, block_ids: BlockIds, old: BlockState, new: BlockState) -> None:
         self._counts[old] -= len(block_ids)
         self._counts[new] += len(block_ids)
-        if self.cached_listener is not None:
-            if new is BlockState.CACHED:
-                self.cached_listener.became_cached(block_ids)
-            elif old is BlockState.CACHED:
-                self.cached_listener.left_cached(block_ids)
+        if new is BlockState.CACHED:
+            self.cached_listener.became_cached(block_ids)
+        elif old is BlockState.CACHED:
+            self.cached_listener.left_cached(block_ids)
         if self.observers:
             self._tell(block_ids, old, new)
 

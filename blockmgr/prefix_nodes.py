@@ -215,7 +215,7 @@ class PrefixNodes:
         if len(block_ids) == 1:
             self._node_of_block.one[block_ids[0]] = node.index
         else:
-            self._node_of_block.many[np.array(block_ids, dtype=np.int64)] = node.index
+            self._node_of_block.many[np.frombuffer(block_ids, dtype=np.int64)] = node.index
 
     def unmap(self, block_ids: BlockIds) -> None:
         """Note that ``block_ids`` are in no node."""
@@ -228,12 +228,10 @@ class PrefixNodes:
     def nodes_of(self, block_ids: BlockIds) -> Iterator[PrefixNode]:
         """Return the nodes that ``block_ids`` (at least one) are in, each once."""
         indices = self._node_of_block.many[block_ids]
-        first = int(indices[0])
-        if len(indices) == 1 or (indices == first).all():
-            found = [first]
-        else:
-            starts = np.append(True, indices[1:] != indices[:-1])
-            found = list(dict.fromkeys(indices[starts].tolist()))
+        found = [int(indices[0])]
+        starts = (indices[1:] != indices[:-1]).nonzero()[0]
+        if len(starts):
+            found = list(dict.fromkeys(found + indices[starts + 1].tolist()))
         for index in found:
             if index != NO_INDEX:
                 yield self._nodes[index]

@@ -33,22 +33,6 @@ class PrefixHit:
     """Per group, runs of absolute indices with their block ids."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Match:
-    """The answer to a walk, and for what it holds."""
-
-    tokens: TokenRun | None
-    nbytes: int
-    version: int
-    path: list[PrefixNode]
-    num_blocks: int
-
-    def is_for(self, tokens: TokenRun, version: int) -> bool:
-        return (
-            self.tokens is tokens and self.version == version and self.nbytes == len(tokens.packed)
-        )
-
-
 class PrefixTree:
     """Finds, keeps and evicts the blocks of prefixes. The first block of a prefix is kept.
 
@@ -73,7 +57,9 @@ class PrefixTree:
         pool.cached_listener = self.eviction
         self._version = 0
         """Grows whenever a walk may end elsewhere than before."""
-        self._last_match = _Match(None, 0, 0, [], 0)
+        self._last_walk: tuple[TokenRun | None, int, int] = (None, 0, 0)
+        """Of which tokens, how many bytes of them, and in which version."""
+        self._last_path: tuple[list[PrefixNode], int] = ([], 0)
 
     @property
     def num_nodes(self) -> int:
@@ -109,6 +95,9 @@ class PrefixTree:
         path, count = self._match(tokens, num_blocks)
         if count < num_blocks:
             return None
+        if not self._windows:
+            whole = range(num_blocks)
+            return PrefixHit(path[-1], [[(whole, _ids_along(path, 0, whole))]])
         num_tokens = num_blocks * self._block_size
         found = [
             [
@@ -117,7 +106,7 @@ class PrefixTree:
             ]
             for at, group in enumerate(self._groups)
         ]
-        if self._windows and any((ids == HOLE).any() for runs in found for _, ids in runs):
+        if any((ids == HOLE).any() for runs in found for _, ids in runs):
             return None
         return PrefixHit(path[-1], found)
 
@@ -126,11 +115,11 @@ class PrefixTree:
 
         A request is looked up, priced and admitted: the last answer is kept until a change.
         """
-        if self._last_match.is_for(tokens, self._version):
-            path, matched = self._last_match.path, self._last_match.num_blocks
-        else:
-            path, matched = self._walk(tokens)
-            self._last_match = _Match(tokens, len(tokens.packed), self._version, path, matched)
+        last, nbytes, version = self._last_walk
+        if last is not tokens or nbytes != len(tokens.packed) or version != self._version:
+            self._last_walk = (tokens, len(tokens.packed), self._version)
+            self._last_path = self._walk(tokens)
+        path, matched = self._last_path
         if matched <= most:
             return path, matched
         return [node for node in path if node.start < most], most

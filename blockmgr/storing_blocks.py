@@ -53,6 +53,7 @@ class StoringBlocks(BlockManager):
         book, tokens = self._book, holding.tokens
         if book is None or tokens is None or holding.cache_epoch != self._cache_epoch:
             return
+        self._offer(holding)
         num_blocks = self._tree.count_usable_blocks(tokens, holding.num_offered_blocks)
         hit = self._tree.find(tokens, num_blocks) if num_blocks else None
         if hit is None:

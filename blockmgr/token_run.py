@@ -73,6 +73,8 @@ class TokenRun:
         Only leading blocks count, and only our full ones.
         """
         nbytes = self.block_nbytes
+        if not skip and self.packed.startswith(run, start * nbytes):
+            return len(run) // nbytes
         count = min(len(run) // nbytes - skip, self.num_blocks - start)
         ours = self.packed[start * nbytes : (start + count) * nbytes]
         theirs = run[skip * nbytes : (skip + count) * nbytes]
