@@ -91,7 +91,7 @@ class BlockAllocator:
         """Put one block behind each table; False, without a trace: not that simple."""
         tables, pool = holding.tables, self._pool
         for table in tables:
-            if len(table) != num_blocks - 1:
+            if table.num_blocks != num_blocks - 1:
                 return False
         lacking = len(tables) - pool.num_free
         if lacking > 0:
@@ -101,7 +101,8 @@ class BlockAllocator:
         for table in tables:
             block_id = pool.allocate_one()
             table.append(block_id)
-            self._zero_list.add_one(block_id, holding)
+            if self._zero_list.is_enabled:
+                self._zero_list.add_one(block_id, holding)
         self._stats.allocations += len(tables)
         holding.num_covered_tokens = num_blocks * self._block_size
         return True

@@ -26,22 +26,23 @@ class BlockTable:
         self.first_live = num_sink_blocks(group, block_size)
         self._block_size = block_size
         self._entries = _NO_ENTRIES
-        self._length = 0
+        self.num_blocks = 0
+        """Indices that are covered, holes included."""
         self._num_held = 0
 
     def __len__(self) -> int:
-        return self._length
+        return self.num_blocks
 
     @property
     def entries(self) -> BlockIds:
         """A view on ids and holes by absolute index."""
-        return self._entries[: self._length]
+        return self._entries[: self.num_blocks]
 
     @property
     def held(self) -> BlockIds:
         """The block ids without holes, in order of position."""
         entries = self.entries
-        return entries if self._num_held == self._length else entries[entries != HOLE]
+        return entries if self._num_held == self.num_blocks else entries[entries != HOLE]
 
     def block_at(self, index: int) -> int:
         """Return the id or hole at ``index``, which is covered."""
@@ -59,8 +60,8 @@ class BlockTable:
     @property
     def num_covered_blocks(self) -> int:
         """Blocks from the start that need no more allocation."""
-        if self.group.window is not None or self._num_held == self._length:
-            return self._length
+        if self.group.window is not None or self._num_held == self.num_blocks:
+            return self.num_blocks
         return int(np.argmax(self.entries == HOLE))
 
     def missing(self, num_blocks: int) -> range | list[int]:
@@ -68,8 +69,8 @@ class BlockTable:
 
         Holes of a group with a window stay holes: what was skipped lies behind the window.
         """
-        added = range(self._length, num_blocks)
-        if self.group.window is not None or self._num_held == self._length:
+        added = range(self.num_blocks, num_blocks)
+        if self.group.window is not None or self._num_held == self.num_blocks:
             return added
         return [*np.flatnonzero(self.entries[:num_blocks] == HOLE).tolist(), *added]
 
@@ -95,11 +96,11 @@ class BlockTable:
 
     def append(self, block_id: int) -> None:
         """Put one block behind the end."""
-        if self._length == len(self._entries):
-            self._reserve(self._length + 1)
-            self._length -= 1
-        self._entries[self._length] = block_id
-        self._length += 1
+        if self.num_blocks == len(self._entries):
+            self._reserve(self.num_blocks + 1)
+            self.num_blocks -= 1
+        self._entries[self.num_blocks] = block_id
+        self.num_blocks += 1
         self._num_held += 1
 
     def skip(self, num_settled_tokens: int) -> None:
@@ -111,7 +112,7 @@ class BlockTable:
     def prune(self, num_settled_tokens: int) -> BlockIds:
         """Make holes of all blocks behind the window; return those that were there, in order."""
         first = first_live_block(self.group, self._block_size, num_settled_tokens)
-        first = min(first, self._length)
+        first = min(first, self.num_blocks)
         if first <= self.first_live:
             return self._entries[:0]
         gone = self._entries[self.first_live : first]
@@ -131,10 +132,10 @@ class BlockTable:
         """Have room for ``num_blocks`` and some growth, so that no put has to make it."""
         if num_blocks > len(self._entries):
             grown = np.empty(num_blocks + max(8, num_blocks // 4), dtype=np.int64)
-            grown[: self._length] = self.entries
-            grown[self._length :] = HOLE
+            grown[: self.num_blocks] = self.entries
+            grown[self.num_blocks :] = HOLE
             self._entries = grown
 
     def _reserve(self, length: int) -> None:
         self.make_room(length)
-        self._length = max(self._length, length)
+        self.num_blocks = max(self.num_blocks, length)

@@ -1,5 +1,7 @@
 """The FREE blocks in the order in which they became free."""
 
+from array import array
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,7 +15,9 @@ class FreeQueue:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        self._ring = np.arange(num_blocks, dtype=np.int64)
+        # Two faces of one array: Python's for single blocks, numpy's for batches.
+        self._ring_of_one = array("q", range(num_blocks))
+        self._ring = np.frombuffer(self._ring_of_one, dtype=np.int64)
         self._head = 0
         self._length = num_blocks
 
@@ -31,7 +35,7 @@ class FreeQueue:
 
     def append_one(self, block_id: int) -> None:
         """Put ``block_id``, not queued, at the end."""
-        self._ring[(self._head + self._length) % len(self._ring)] = block_id
+        self._ring_of_one[(self._head + self._length) % len(self._ring)] = block_id
         self._length += 1
 
     def take(self, count: int) -> BlockIds:
@@ -46,8 +50,8 @@ class FreeQueue:
 
     def take_one(self) -> int:
         """Remove and return the first id; the queue is not empty."""
-        block_id = int(self._ring[self._head])
-        self._head = (self._head + 1) % len(self._ring)
+        block_id = self._ring_of_one[self._head]
+        self._head = (self._head + 1) % len(self._ring_of_one)
         self._length -= 1
         return block_id
 

@@ -17,7 +17,7 @@ class ZeroList:
     """
 
     def __init__(self, *, enabled: bool) -> None:
-        self._enabled = enabled
+        self.is_enabled = enabled
         self._holding_of_block: dict[int, Holding] = {}
 
     def __len__(self) -> int:
@@ -25,13 +25,12 @@ class ZeroList:
 
     def add(self, block_ids: BlockIds, holding: Holding) -> None:
         """List ``block_ids``, which were just given to ``holding``."""
-        if self._enabled:
+        if self.is_enabled:
             self._holding_of_block.update(dict.fromkeys(block_ids.tolist(), holding))
 
     def add_one(self, block_id: int, holding: Holding) -> None:
-        """List ``block_id``, which was just given to ``holding``."""
-        if self._enabled:
-            self._holding_of_block[block_id] = holding
+        """List ``block_id``, which was just given to ``holding``; only where this is enabled."""
+        self._holding_of_block[block_id] = holding
 
     def remove(self, block_ids: BlockIds) -> None:
         """Forget those of ``block_ids`` that are listed."""
