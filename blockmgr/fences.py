@@ -27,16 +27,22 @@ class KVWriters(Enum):
 
 
 def fences_needed(
-    overlap_depth: int, writers: KVWriters, *, has_loading_tier: bool = False
+    writers: KVWriters, *, releases_meet_steps: bool, has_loading_tier: bool = False
 ) -> bool:
     """Whether a released block must wait for the steps that may still touch it.
 
     Steps run in order on one device, so a later step of ours cannot be overtaken by an earlier
     one. Only a writer that is not ordered with the steps (a read that lands, a load from a
-    storage tier) can be, and only while a step can be in flight at a release.
+    storage tier) can be.
+
+    Args:
+        writers: Who writes the pool from outside.
+        releases_meet_steps: Whether a step can be in flight at a release: it overlaps with the
+            next one, or messages are taken while it runs (docs/decisions/0009).
+        has_loading_tier: Whether loads from a tier write the pool.
     """
     is_written_from_outside = writers in {KVWriters.CONSUMER, KVWriters.BOTH} or has_loading_tier
-    return overlap_depth > 1 and is_written_from_outside
+    return releases_meet_steps and is_written_from_outside
 
 
 @dataclass(slots=True)

@@ -62,7 +62,10 @@ class WorkerBlocks:
         bounds = TierBounds.of(config.cache, layout, num_blocks=num_blocks)
         book = None if bounds is None else TierBook(bounds, incarnation=incarnation)
         fences = config.cache.poison or fences_needed(
-            config.scheduler.overlap_depth, writers, has_loading_tier=book is not None
+            writers,
+            # An abort is heard while a step runs, whatever the depth.
+            releases_meet_steps=True,
+            has_loading_tier=book is not None,
         )
         manager = StoringBlocks(
             layout,
