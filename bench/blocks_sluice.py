@@ -120,8 +120,10 @@ class SluiceSide:
     def _append_alone(self, tokens: TokenRun, owner: Owner) -> Callable[[], None]:
         blocks = self._blocks
         outputs: list[int] = []
+        covered = 0
         for num_tokens in range(PROMPT_TOKENS + 1, PROMPT_TOKENS + APPENDED_TOKENS + 1):
-            blocks.grow(owner, num_tokens)
+            if num_tokens > covered:
+                covered = blocks.grow(owner, num_tokens)
             outputs.append(OUTPUT_TOKEN)
             if num_tokens % BLOCK_SIZE == 0:
                 tokens.extend(outputs[-BLOCK_SIZE:])
@@ -131,8 +133,10 @@ class SluiceSide:
     def _append_in_steps(self, tokens: TokenRun, owner: Owner) -> Callable[[], None]:
         blocks, step = self._blocks, None
         outputs: list[int] = []
+        covered = 0
         for num_tokens in range(PROMPT_TOKENS + 1, PROMPT_TOKENS + APPENDED_TOKENS + 1):
-            blocks.grow(owner, num_tokens)
+            if num_tokens > covered:
+                covered = blocks.grow(owner, num_tokens)
             dispatched = blocks.dispatch_step((owner,))
             if step is not None:
                 blocks.complete_step(step)

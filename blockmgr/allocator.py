@@ -10,13 +10,15 @@ from blockmgr.free_queue import BlockIds
 from blockmgr.holding import Holding
 from blockmgr.pool import BlockPool
 from blockmgr.prefix_tree import PrefixTree
-from blockmgr.states import Hold
+from blockmgr.states import Hold, HoldChange
 from blockmgr.stats import BlockStats
 from blockmgr.token_run import TokenRun
 from blockmgr.zero_list import ZeroList
 from core.errors import DoubleReleaseError, InvalidTransitionError, OutOfBlocksError
 
 _NO_BLOCKS = np.empty(0, dtype=np.int64)
+_PIN = HoldChange(add=(Hold.OWNER,))
+_FORGET = HoldChange(drop=(Hold.CACHE,))
 
 
 class BlockAllocator:
@@ -54,11 +56,14 @@ class BlockAllocator:
             table.make_room(num_blocks)
         pinned = self._place_hit(holding)
         missing = [table.missing(num_blocks) for table in holding.tables]
-        self._require(sum(map(len, missing)), pinned=pinned)
+        count = sum(map(len, missing))
+        self._require(count, pinned=pinned)
         if len(pinned):
-            self._pool.change(pinned, add=(Hold.OWNER,))
-        self._fill(holding, missing)
-        self.note_cover(holding)
+            self._pool.change(pinned, _PIN)
+        if count:
+            self._fill(holding, missing, count)
+        num_covered = max(num_blocks, holding.num_offered_blocks)
+        holding.num_covered_tokens = num_covered * self._block_size
         return pinned
 
     def cost(self, holding: Holding, num_blocks: int) -> int:
@@ -84,7 +89,7 @@ class BlockAllocator:
         count = sum(map(len, missing))
         if count:
             self._require(count)
-            self._fill(holding, missing)
+            self._fill(holding, missing, count)
             self.note_cover(holding)
 
     def _append_column(self, holding: Holding, num_blocks: int) -> bool:
@@ -154,7 +159,7 @@ class BlockAllocator:
         """Empty the prefix tree; blocks that nothing else holds become FREE."""
         block_ids = self._tree.forget_all()
         if len(block_ids):
-            self._pool.change(block_ids, drop=(Hold.CACHE,))
+            self._pool.change(block_ids, _FORGET)
 
     def _place_hit(self, holding: Holding) -> BlockIds:
         """Put the hit into the tables of ``holding``, which nobody has seen yet."""
@@ -186,11 +191,8 @@ class BlockAllocator:
             withheld = self._pool.num_withheld
             raise OutOfBlocksError(requested=count, free=available, withheld=withheld)
 
-    def _fill(self, holding: Holding, missing: Sequence[range | list[int]]) -> None:
+    def _fill(self, holding: Holding, missing: Sequence[range | list[int]], count: int) -> None:
         """Allocate for the ``missing`` indices of each table at once, so that ids are adjacent."""
-        count = sum(map(len, missing))
-        if not count:
-            return
         block_ids = self._allocate(count, Hold.OWNER)
         at = 0
         for table, indices in zip(holding.tables, missing, strict=True):
@@ -220,7 +222,7 @@ class BlockAllocator:
         self._stats.evictions += len(block_ids)
         self._stats.eviction_batches += 1
         try:
-            self._pool.change(block_ids, drop=(Hold.CACHE,))
+            self._pool.change(block_ids, _FORGET)
         except DoubleReleaseError:
             self._stats.double_releases += 1
             raise

@@ -11,13 +11,23 @@ from blockmgr.free_queue import BlockIds
 from blockmgr.holding import Holding
 from blockmgr.readings import BlockReadings
 from blockmgr.receive_target import ReceiveTarget, require_vacant
-from blockmgr.states import Hold
+from blockmgr.states import Hold, HoldChange
 from blockmgr.token_run import TokenRun
 from blockmgr.window import next_change
 from core.errors import DoubleReleaseError, InvalidTransitionError
 from core.ids import BlockId, Generation, OperationId, Owner, StepSeq
 
 _OUTPUT_BLOCKS_PER_OFFER: Final = 8
+_LEASE: Final = HoldChange(add=(Hold.LEASE,), drop=(Hold.OWNER,))
+_LET_GO: Final = HoldChange(drop=(Hold.OWNER,))
+_LET_GO_FENCED: Final = HoldChange(add=(Hold.STEP,), drop=(Hold.OWNER,))
+_END_LEASE: Final = HoldChange(drop=(Hold.LEASE,))
+_END_LEASE_FENCED: Final = HoldChange(add=(Hold.STEP,), drop=(Hold.LEASE,))
+_PASS_FENCE: Final = HoldChange(drop=(Hold.STEP,))
+_BEGIN_READ: Final = HoldChange(add=(Hold.OPERATION,))
+_BEGIN_WRITE: Final = HoldChange(add=(Hold.OPERATION, Hold.WRITE))
+_END_READ: Final = HoldChange(drop=(Hold.OPERATION,))
+_END_WRITE: Final = HoldChange(drop=(Hold.OPERATION, Hold.WRITE))
 
 
 class BlockManager(BlockReadings):
@@ -87,10 +97,14 @@ class BlockManager(BlockReadings):
         holding = self._new_holding(owner, tokens, num_cached_tokens)
         return self._allocator.cost(holding, self._layout.num_blocks_for(num_tokens))
 
-    def grow(self, owner: Owner, num_tokens: int) -> None:
+    def grow(self, owner: Owner, num_tokens: int) -> int:
         """Cover the positions ``[0, num_tokens)`` of ``owner``.
 
         Positions of a window group that ``begin_receive`` skipped stay holes.
+
+        Returns:
+            The tokens that are covered now, to the end of the last block: who keeps them needs not
+            ask again before.
 
         Raises:
             OutOfBlocksError: nothing was taken.
@@ -103,6 +117,7 @@ class BlockManager(BlockReadings):
             self._allocator.grow(holding, self._layout.num_blocks_for(num_tokens))
             if self._history is not None:
                 self._history.owned(holding.release_order, owner)
+        return holding.num_covered_tokens
 
     def settle(self, owner: Owner, num_tokens: int) -> None:
         """The first ``num_tokens`` tokens of ``owner`` have settled: their steps are complete.
@@ -156,7 +171,7 @@ class BlockManager(BlockReadings):
         holding = self._active(owner)
         self._offer(holding)
         block_ids = holding.release_order
-        self._pool.change(block_ids, add=(Hold.LEASE,), drop=(Hold.OWNER,))
+        self._pool.change(block_ids, _LEASE)
         self._zero_list.remove(block_ids)  # a reader must not see a block cleared under it
         holding.is_lease = True
 
@@ -186,7 +201,7 @@ class BlockManager(BlockReadings):
             self.stats.double_releases += 1
             raise
         for block_ids in passed:
-            self._pool.change(block_ids, drop=(Hold.STEP,))
+            self._pool.change(block_ids, _PASS_FENCE)
 
     def fail_step(self, step: StepSeq) -> None:
         """Retire a step that died. Call after a device drain: as ``complete_step``, but counted."""
@@ -266,7 +281,7 @@ class BlockManager(BlockReadings):
         named = np.array(list(block_ids), dtype=np.int64)
         if len(np.intersect1d(named, holding.release_order)) != len(named):
             raise InvalidTransitionError(f"operation {operation} names blocks not of {owner}")
-        self._pool.change(named, add=_operation_holds(writes=writes))
+        self._pool.change(named, _BEGIN_WRITE if writes else _BEGIN_READ)
         self._begin(holding, named, operation, writes=writes)
         if writes:
             self._zero_list.remove(named)
@@ -282,7 +297,7 @@ class BlockManager(BlockReadings):
         except DoubleReleaseError:
             self.stats.double_releases += 1
             raise
-        self._pool.change(pending.block_ids[::-1], drop=_operation_holds(writes=pending.writes))
+        self._pool.change(pending.block_ids[::-1], _END_WRITE if pending.writes else _END_READ)
 
     # Resets
 
@@ -342,13 +357,12 @@ class BlockManager(BlockReadings):
     def _let_go(self, holding: Holding, block_ids: BlockIds) -> None:
         """Drop the holding's claim on ``block_ids``, in their order, behind the step fence."""
         self._zero_list.remove(block_ids)
-        kind = Hold.LEASE if holding.is_lease else Hold.OWNER
         if self._fences and holding.steps_in_flight and len(block_ids):
-            self._pool.change(block_ids, add=(Hold.STEP,), drop=(kind,))
+            self._pool.change(block_ids, _END_LEASE_FENCED if holding.is_lease else _LET_GO_FENCED)
             self._steps.defer(block_ids, holding.steps_in_flight)
             self.stats.deferred_releases += 1
         else:
-            self._pool.change(block_ids, drop=(kind,))
+            self._pool.change(block_ids, _END_LEASE if holding.is_lease else _LET_GO)
 
     def _prune(self, holding: Holding) -> None:
         for table in holding.tables:
@@ -401,7 +415,3 @@ class BlockManager(BlockReadings):
         if self._history is not None:
             self._history.touched(block_ids, operation)
         return generations
-
-
-def _operation_holds(*, writes: bool) -> tuple[Hold, ...]:
-    return (Hold.OPERATION, Hold.WRITE) if writes else (Hold.OPERATION,)

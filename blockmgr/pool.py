@@ -14,6 +14,7 @@ from blockmgr.states import (
     UNIT_OF_HOLD,
     BlockState,
     Hold,
+    HoldChange,
     state_of_word,
     states_of,
 )
@@ -171,17 +172,14 @@ class BlockPool:
         """Do the same for a single block."""
         self._word_of[block_id] |= _CACHED_WORD
 
-    def change(
-        self, block_ids: BlockIds, *, add: Sequence[Hold] = (), drop: Sequence[Hold] = ()
-    ) -> None:
-        """Add one of each hold in ``add`` to every block, and drop one of each in ``drop``.
+    def change(self, block_ids: BlockIds, change: HoldChange) -> None:
+        """Apply ``change`` to every block.
 
         Raises:
             DoubleReleaseError: some blocks, all named, do not have a hold to drop. They were left
                 alone; all others were changed.
             InternalError: a counter of some blocks is full. The same holds.
         """
-        delta = sum(UNIT_OF_HOLD[hold] for hold in add) - sum(UNIT_OF_HOLD[hold] for hold in drop)
         refused: list[int] = []
         words = self._words[block_ids]
         # Few words differ in a batch, and those that become FREE or CACHED never do: so the order
@@ -194,12 +192,12 @@ class BlockPool:
             else:
                 same = block_ids[is_same]
                 block_ids, words = block_ids[~is_same], words[~is_same]
-            if _is_possible(word, add, drop):
-                self._change_equal(same, word, word + delta)
+            if change.is_possible(word):
+                self._change_equal(same, word, word + change.delta)
             else:
                 refused += same.tolist()
         if refused:
-            _raise_refused(refused, add, drop)
+            _raise_refused(refused, change)
 
     def _change_equal(self, block_ids: BlockIds, word: int, new_word: int) -> None:
         """Change blocks that all have ``word``."""
@@ -237,15 +235,9 @@ class BlockPool:
         assert np.array_equal(np.sort(self._free.block_ids), free), "FREE blocks are not queued"
 
 
-def _is_possible(word: int, add: Sequence[Hold], drop: Sequence[Hold]) -> bool:
-    return all(word & MASK_OF_HOLD[hold] for hold in drop) and all(
-        word & MASK_OF_HOLD[hold] != MASK_OF_HOLD[hold] for hold in add
-    )
-
-
-def _raise_refused(block_ids: list[int], add: Sequence[Hold], drop: Sequence[Hold]) -> None:
-    if drop:
-        names = "+".join(hold.name for hold in drop)
+def _raise_refused(block_ids: list[int], change: HoldChange) -> None:
+    if change.drop:
+        names = "+".join(hold.name for hold in change.drop)
         raise DoubleReleaseError(f"blocks {block_ids} have no {names} to drop")
-    names = "+".join(hold.name for hold in add)
+    names = "+".join(hold.name for hold in change.add)
     raise InternalError(f"blocks {block_ids} have as many {names} as can be counted")

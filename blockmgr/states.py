@@ -24,7 +24,7 @@ blocks is one addition:
        0  | OWNER        | LEASE  | STEP  | OPERATION | WRITE | CACHE
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from enum import IntEnum
 from typing import Final
 
@@ -77,16 +77,40 @@ MASK_OF_HOLD: Final = tuple(
 )
 """The bits of each hold, by its value; all set means that the counter is full."""
 
+
+class HoldChange:
+    """One of each of some holds more, and one of each of others less, for any number of blocks."""
+
+    def __init__(self, *, add: Sequence[Hold] = (), drop: Sequence[Hold] = ()) -> None:
+        self.add = tuple(add)
+        self.drop = tuple(drop)
+        self.delta = sum(UNIT_OF_HOLD[hold] for hold in add)
+        """What a block's word changes by."""
+        self.delta -= sum(UNIT_OF_HOLD[hold] for hold in drop)
+        self._full = tuple([MASK_OF_HOLD[hold] for hold in add])
+        self._needed = tuple([MASK_OF_HOLD[hold] for hold in drop])
+
+    def is_possible(self, word: int) -> bool:
+        """Whether a block with these holds has what is dropped, and can count what is added."""
+        for mask in self._needed:
+            if not word & mask:
+                return False
+        for mask in self._full:  # noqa: SIM110 - a generator costs more than the rest
+            if word & mask == mask:
+                return False
+        return True
+
+
 _LEAST_WORDS: Final = np.array([UNIT_OF_HOLD[hold] for hold in Hold], dtype=np.int64)
 _STATE_OF_TOP_HOLD: Final = np.array(
     [
-        BlockState.FREE.value,
-        BlockState.CACHED.value,
-        BlockState.QUARANTINED.value,
-        BlockState.QUARANTINED.value,
-        BlockState.FENCED.value,
-        BlockState.LEASED.value,
-        BlockState.ACTIVE.value,
+        BlockState.FREE,
+        BlockState.CACHED,
+        BlockState.QUARANTINED,
+        BlockState.QUARANTINED,
+        BlockState.FENCED,
+        BlockState.LEASED,
+        BlockState.ACTIVE,
     ],
     dtype=np.int8,
 )
@@ -124,5 +148,5 @@ def states_of(words: NDArray[np.int64]) -> NDArray[np.int8]:
     """Return the state's value for each of many packed words."""
     # The most urgent hold is the top one, so the word's size alone tells it.
     states = _STATE_OF_TOP_HOLD[np.searchsorted(_LEAST_WORDS, words, side="right")]
-    states[((words & _OWNED) != 0) & ((words & _WRITE) != 0)] = BlockState.RECEIVING.value
+    states[((words & _OWNED) != 0) & ((words & _WRITE) != 0)] = BlockState.RECEIVING
     return states

@@ -1,13 +1,17 @@
 """A block manager whose settled blocks are copied to the tiers when their owner lets them go."""
 
+from typing import Final
+
 import numpy as np
 
 from blockmgr.block_manager import BlockManager
 from blockmgr.holding import Holding
-from blockmgr.states import Hold
+from blockmgr.states import Hold, HoldChange
 from blockmgr.tier_book import TierBook
 from core.ids import BlockId, Owner
 from core.tiers import CopyOut
+
+_BEGIN_COPY: Final = HoldChange(add=(Hold.OPERATION,))
 
 
 class StoringBlocks(BlockManager):
@@ -76,5 +80,5 @@ class StoringBlocks(BlockManager):
     def _begin_reading(self, holding: Holding, copy: CopyOut) -> None:
         """As ``begin_operation``, of blocks that need not be the holding's: the tree has them."""
         block_ids = np.array(copy.block_ids, dtype=np.int64)
-        self._pool.change(block_ids, add=(Hold.OPERATION,))
+        self._pool.change(block_ids, _BEGIN_COPY)
         self._begin(holding, block_ids, copy.operation, writes=False)

@@ -289,9 +289,10 @@ class DecodeScheduler:
 
     def _make_room(self, sequence: Sequence, num_tokens: int, resting: set[Owner]) -> bool:
         """Give ``sequence`` its blocks, from victims if need be; False: not in this step."""
-        while True:
+        end = sequence.num_computed + num_tokens
+        while end > sequence.num_covered:
             try:
-                self._blocks.grow(sequence.owner, sequence.num_computed + num_tokens)
+                sequence.num_covered = self._blocks.grow(sequence.owner, end)
             except OutOfBlocksError:
                 victim = self._table.ready[-1] if self._table.ready else self._table.running[-1]
                 # What is being loaded can give its blocks up soon: better than giving up oneself.
@@ -302,8 +303,7 @@ class DecodeScheduler:
                 self._table.preempt(victim)
                 if victim is sequence:
                     return False
-            else:
-                return True
+        return True
 
     def _admit(self, chosen: list[tuple[Sequence, int]]) -> list[SlotOpening]:
         """Add READY and WAITING sequences to ``chosen`` while tokens, slots and blocks last."""

@@ -33,6 +33,8 @@ class Sequence:
     """Positions whose KV exists once every dispatched step has completed."""
     num_settled: int = 0
     """Positions whose KV exists now."""
+    num_covered: int = 0
+    """Positions that have room, as far as the block manager was asked since admission."""
     num_sampling: int = 0
     """Tokens that dispatched steps will sample."""
     num_steps_in_flight: int = 0
