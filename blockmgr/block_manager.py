@@ -1,21 +1,19 @@
 """Who owns each KV block of a worker's pool, and until when something may still touch it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
 
+from blockmgr.block_operations import BlockOperations
 from blockmgr.block_table import BlockTable
-from blockmgr.fences import PendingOperation
 from blockmgr.free_queue import BlockIds
 from blockmgr.holding import Holding
-from blockmgr.readings import BlockReadings
-from blockmgr.receive_target import ReceiveTarget, require_vacant
 from blockmgr.states import Hold, HoldChange
 from blockmgr.token_run import TokenRun
 from blockmgr.window import next_change
 from core.errors import DoubleReleaseError, InvalidTransitionError
-from core.ids import BlockId, Generation, OperationId, Owner, StepSeq
+from core.ids import BlockId, Owner, StepSeq
 
 _OUTPUT_BLOCKS_PER_OFFER: Final = 8
 _LEASE: Final = HoldChange(add=(Hold.LEASE,), drop=(Hold.OWNER,))
@@ -24,13 +22,9 @@ _LET_GO_FENCED: Final = HoldChange(add=(Hold.STEP,), drop=(Hold.OWNER,))
 _END_LEASE: Final = HoldChange(drop=(Hold.LEASE,))
 _END_LEASE_FENCED: Final = HoldChange(add=(Hold.STEP,), drop=(Hold.LEASE,))
 _PASS_FENCE: Final = HoldChange(drop=(Hold.STEP,))
-_BEGIN_READ: Final = HoldChange(add=(Hold.OPERATION,))
-_BEGIN_WRITE: Final = HoldChange(add=(Hold.OPERATION, Hold.WRITE))
-_END_READ: Final = HoldChange(drop=(Hold.OPERATION,))
-_END_WRITE: Final = HoldChange(drop=(Hold.OPERATION, Hold.WRITE))
 
 
-class BlockManager(BlockReadings):
+class BlockManager(BlockOperations):
     """Owners, block tables, prefix sharing and fences over one pool. No bytes, no clock.
 
     Logical release is immediate; a block becomes FREE only when it has no owner and no lease,
@@ -227,86 +221,14 @@ class BlockManager(BlockReadings):
             self._steps.extend(step, holding)
         return block_ids
 
-    # Operations
-
-    def begin_receive(
-        self, owner: Owner, targets: Sequence[ReceiveTarget], operation: OperationId
-    ) -> list[list[tuple[BlockId, Generation]]]:
-        """Allocate blocks that ``operation`` will write, at ``targets`` in the owner's tables.
-
-        They are RECEIVING, are never on the zero list, and keep their ids and generations until
-        ``end_operation``, whatever the owner does.
-
-        Returns:
-            Per target, block ids with generations in order of position.
-
-        Raises:
-            OutOfBlocksError: nothing was taken.
-            InvalidTransitionError: not held or a lease, ``operation`` is pending, or a target is
-                empty, has a block already, or lies behind the window.
-        """
-        holding = self._active(owner)
-        self._require_new(operation)
-        require_vacant(holding, targets)
-        block_ids = self._allocator.receive(sum(target.count for target in targets))
-        if self._history is not None:
-            self._history.owned(block_ids, owner)
-        generations = self._begin(holding, block_ids, operation, writes=True)
-        pairs = list(zip(map(BlockId, block_ids.tolist()), generations, strict=True))
-        placed: list[list[tuple[BlockId, Generation]]] = []
-        at = 0
-        for target in targets:
-            part = slice(at, at + target.count)
-            holding.tables[target.group].put(target.indices, block_ids[part])
-            placed.append(pairs[part])
-            at += target.count
-        self._allocator.note_cover(holding)
-        return placed
-
-    def begin_operation(
-        self,
-        owner: Owner,
-        block_ids: Iterable[BlockId],
-        operation: OperationId,
-        *,
-        writes: bool = False,
-    ) -> None:
-        """``operation`` may read (with ``writes`` also write) these blocks of ``owner``.
-
-        Raises:
-            InvalidTransitionError: not held, not the owner's blocks, or ``operation`` is pending.
-        """
-        holding = self._held(owner)
-        self._require_new(operation)
-        named = np.array(list(block_ids), dtype=np.int64)
-        if len(np.intersect1d(named, holding.release_order)) != len(named):
-            raise InvalidTransitionError(f"operation {operation} names blocks not of {owner}")
-        self._pool.change(named, _BEGIN_WRITE if writes else _BEGIN_READ)
-        self._begin(holding, named, operation, writes=writes)
-        if writes:
-            self._zero_list.remove(named)
-
-    def end_operation(self, operation: OperationId) -> None:
-        """``operation`` is terminal, whatever its outcome: it will touch no block any more.
-
-        Raises:
-            DoubleReleaseError: it is not pending. Counted; nothing else was changed.
-        """
-        try:
-            pending = self._operations.end(operation)
-        except DoubleReleaseError:
-            self.stats.double_releases += 1
-            raise
-        self._pool.change(pending.block_ids[::-1], _END_WRITE if pending.writes else _END_READ)
-
     # Resets
 
     def reset_cache(self) -> bool:
-        """Forget every hash: nothing computed up to now can be hit any more.
+        """Empty the prefix tree: nothing computed up to now can be hit any more.
 
         Returns:
             True if nothing is left of what was computed up to now. False ("pending"): an owner
-            still has blocks, or some are FENCED or QUARANTINED; the hashes are gone all the same.
+            still has blocks, or some are FENCED or QUARANTINED; nothing can be hit all the same.
         """
         self._allocator.forget_all()
         self._cache_epoch += 1
@@ -346,12 +268,6 @@ class BlockManager(BlockReadings):
         )
         holding.num_known_blocks = 0 if tokens is None else tokens.num_blocks
         holding.num_tokens_of_next_offer = num_cached_tokens + size
-        return holding
-
-    def _active(self, owner: Owner) -> Holding:
-        holding = self._held(owner)
-        if holding.is_lease:
-            raise InvalidTransitionError(f"{owner} is a lease")
         return holding
 
     def _let_go(self, holding: Holding, block_ids: BlockIds) -> None:
@@ -398,20 +314,3 @@ class BlockManager(BlockReadings):
             block_ids = table.held_in(newly)
             if self._pool.holds(Hold.WRITE, block_ids).any():
                 raise InvalidTransitionError(f"{holding.owner} settles tokens that may not be here")
-
-    def _require_new(self, operation: OperationId) -> None:
-        if self._operations.get(operation) is not None:
-            raise InvalidTransitionError(f"operation {operation} is pending already")
-
-    def _begin(
-        self, holding: Holding, block_ids: BlockIds, operation: OperationId, *, writes: bool
-    ) -> tuple[Generation, ...]:
-        """Register ``operation`` on blocks that have its holds, and return their generations."""
-        generations = tuple(map(Generation, self._pool.generations(block_ids).tolist()))
-        pending = PendingOperation(holding, block_ids, generations, writes=writes)
-        self._operations.begin(operation, pending)
-        if writes:
-            holding.num_tokens_of_next_change = 0  # settling looks at what has landed
-        if self._history is not None:
-            self._history.touched(block_ids, operation)
-        return generations

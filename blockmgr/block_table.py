@@ -123,7 +123,7 @@ class BlockTable:
         return block_ids
 
     def check_invariants(self) -> None:
-        """Assert the promises of the class."""
+        """Assert that what is held is counted, and that what a window left behind stays a hole."""
         assert self._num_held == len(self.held), "the number of held blocks is wrong"
         num_sinks = num_sink_blocks(self.group, self._block_size)
         assert (self.entries[num_sinks : self.first_live] == HOLE).all(), "a pruned block is back"

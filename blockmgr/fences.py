@@ -62,7 +62,8 @@ class StepLedger:
 
     Invariants (``check_invariants``):
         * a deferred release is listed under exactly ``num_steps`` steps, all of them in flight;
-        * a holding names a step as in flight if and only if the step names the holding.
+        * a holding names a step as in flight if and only if the step names the holding (for the
+          holdings that are owned, ``BlockReadings.check_invariants`` asserts both directions).
     """
 
     def __init__(self) -> None:
@@ -126,6 +127,10 @@ class StepLedger:
                 self.num_deferred -= 1
                 passed.append(release.block_ids)
         return passed
+
+    def naming(self, holding: Holding) -> list[StepSeq]:
+        """The steps in flight that name ``holding``, for a check."""
+        return [step for step, named in self._holdings_of_step.items() if holding in named]
 
     def deferred(self) -> list[BlockIds]:
         """The blocks of each deferred release."""
@@ -193,6 +198,10 @@ class OperationLedger:
     def get(self, operation: OperationId) -> PendingOperation | None:
         """Return ``operation`` if it is pending."""
         return self._pending.get(operation)
+
+    def count_writes(self, holding: Holding) -> int:
+        """How many pending operations write blocks of ``holding``, for a check."""
+        return sum(op.writes for op in self._pending.values() if op.holding is holding)
 
     def items(self) -> list[tuple[OperationId, PendingOperation]]:
         """All pending operations, oldest first."""

@@ -35,7 +35,6 @@ class LeafOrder:
         self._head = 0
         self._tail = 0
         self._exposed: list[tuple[int, int]] = []
-        self._num_exposed = 0
 
     def contains(self, node: int) -> bool:
         """Whether ``node`` is in here."""
@@ -66,17 +65,14 @@ class LeafOrder:
     def expose(self, node: int) -> None:
         """``node``, not in here, lost its last child to an eviction."""
         self._place.one[node] = _EXPOSED
-        self._num_exposed += 1
         heapq.heappush(self._exposed, (self._time.one[node], node))
 
     def remove(self, node: int) -> None:
         """``node`` is in use, has a child or left the tree. No error if it is not in here."""
-        self._num_exposed -= self._place.one[node] == _EXPOSED
         self._place.one[node] = _NOT_ORDERED
 
     def remove_all(self, nodes: Indices) -> None:
         """Remove many."""
-        self._num_exposed -= int(np.count_nonzero(self._place.many[nodes] == _EXPOSED))
         self._place.many[nodes] = _NOT_ORDERED
 
     def first(self) -> int | None:
@@ -168,7 +164,7 @@ class LeafOrder:
     def clear(self) -> None:
         """Forget all nodes."""
         self._place.many[:] = _NOT_ORDERED
-        self._head = self._tail = self._num_exposed = 0
+        self._head = self._tail = 0
         self._exposed.clear()
 
     def check_invariants(self) -> None:
@@ -178,5 +174,4 @@ class LeafOrder:
         assert (np.diff(self._time.many[queued]) >= 0).all(), "the queue of leaves is not in order"
         exposed = np.flatnonzero(self._place.many == _EXPOSED).tolist()
         entries = {(self._time.one[node], node) for node in exposed}
-        assert len(entries) == self._num_exposed
         assert entries <= set(self._exposed), "an exposed node is lost"

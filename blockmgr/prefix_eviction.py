@@ -30,8 +30,8 @@ class PrefixEviction:
     The pool tells which blocks got out of use (``became_cached``) and into use again
     (``left_cached``); nothing else moves a node in the order.
 
-    Invariant (``check_invariants``): a leaf is in the order exactly if its last column is CACHED
-    in all groups.
+    Invariant (``check_invariants``): a leaf is in the order exactly if every block of its last
+    column is CACHED; a hole counts as such.
     """
 
     def __init__(

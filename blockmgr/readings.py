@@ -203,6 +203,9 @@ class BlockReadings:
                 table.check_invariants()
             covered = holding.num_covered_blocks * self._layout.block_size
             assert covered == holding.num_covered_tokens, f"{holding.owner} covers {covered}"
+            assert holding.steps_in_flight == self._steps.naming(holding), "a step is a phantom"
+            writes = self._operations.count_writes(holding)
+            assert holding.num_writes == writes, f"{holding.owner} waits for {writes} writes"
         deferred = self._steps.deferred()
         pending = [operation for _, operation in self._operations.items()]
         self._pool.check_invariants(

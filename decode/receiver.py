@@ -10,7 +10,8 @@ from typing import Literal, Protocol
 
 from prometheus_client import CollectorRegistry
 
-from blockmgr.block_manager import BlockManager, ReceiveTarget
+from blockmgr.block_manager import BlockManager
+from blockmgr.receive_target import ReceiveTarget
 from core.channel import ChannelKeys, ClientChannel
 from core.errors import PeerLostError, TransferError
 from core.ids import Incarnation, OperationId, Owner, ReadId, WorkerId

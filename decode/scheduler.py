@@ -7,7 +7,8 @@ count as settled, and tokens as known, only when their step has completed.
 import itertools
 from collections.abc import Iterable
 
-from blockmgr.block_manager import BlockManager, ReceiveTarget
+from blockmgr.block_manager import BlockManager
+from blockmgr.receive_target import ReceiveTarget
 from blockmgr.tiers import Tiers
 from core.config import SchedulerConfig
 from core.errors import OutOfBlocksError, RequestError

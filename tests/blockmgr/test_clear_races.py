@@ -10,7 +10,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from blockmgr.block_manager import BlockManager, ReceiveTarget
+from blockmgr.block_manager import BlockManager
+from blockmgr.receive_target import ReceiveTarget
 from core.ids import BlockId, OperationId, StepSeq
 from tests.blockmgr.test_fuzz import ClearsReceived
 from tests.blockmgr.words import admit_new, ids_of, layout_of

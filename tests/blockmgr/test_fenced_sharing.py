@@ -6,7 +6,7 @@ of a cache that was reset.
 
 import pytest
 
-from blockmgr.block_manager import ReceiveTarget
+from blockmgr.receive_target import ReceiveTarget
 from blockmgr.states import BlockState
 from core.ids import OperationId
 from core.kv_layout import KVGroup

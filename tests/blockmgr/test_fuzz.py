@@ -15,9 +15,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from blockmgr.block_manager import BlockManager, ReceiveTarget
+from blockmgr.block_manager import BlockManager
 from blockmgr.free_queue import BlockIds
 from blockmgr.holding import Holding
+from blockmgr.receive_target import ReceiveTarget
 from core.errors import InternalError
 from core.ids import BlockId, Generation, OperationId, Owner, StepSeq
 from tests.blockmgr.world import World

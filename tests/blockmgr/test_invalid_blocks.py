@@ -2,7 +2,7 @@
 
 import pytest
 
-from blockmgr.block_manager import ReceiveTarget
+from blockmgr.receive_target import ReceiveTarget
 from core.errors import InvalidTransitionError
 from core.ids import OperationId
 from tests.blockmgr.conftest import MakeManager

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from blockmgr.block_manager import BlockManager, ReceiveTarget
+from blockmgr.block_manager import BlockManager
+from blockmgr.receive_target import ReceiveTarget
 from core.ids import OperationId, Owner
 from tests.blockmgr.words import admit_new, ids_of, layout_of, owner_of
 

@@ -31,31 +31,32 @@ class StampedWorld(World):
     def __init__(self, kind: type[BlockManager] = BlockManager) -> None:
         super().__init__(kind)
         self.stamps = np.full((NUM_BLOCKS, BLOCK_SIZE), None, dtype=object)
-        self.pending: dict[int, list[tuple[Cell, Stamp]]] = {}
-        """By identity of the list of cells that a step or read will write."""
+        self.pending: dict[int, tuple[list[Cell], list[Stamp]]] = {}
+        """By identity of a list of cells to be written: the list, which so stays alive and keeps
+        its identity, and who writes each cell."""
 
     def begin_receive(self, pick: int, count: int) -> None:
         before = set(self.reads)
         super().begin_receive(pick, count)
         for operation in set(self.reads) - before:
             read = self.reads[operation]
-            self.pending[id(read.writes)] = [
-                (cell, self._stamp(read.life.owner, cell)) for cell in read.writes
-            ]
+            self._stamp(read.writes, read.life.owner)
 
     def _take_part(self, step: Step, life: Life, end: int) -> None:
-        first = len(step.writes)
         super()._take_part(step, life, end)
-        stamped = self.pending.setdefault(id(step.writes), [])
-        stamped += [(cell, self._stamp(life.owner, cell)) for cell in step.writes[first:]]
+        self._stamp(step.writes, life.owner)
 
     def _write(self, cells: list[Cell]) -> None:
         super()._write(cells)
-        for (block_id, slot, _), stamp in self.pending.pop(id(cells), []):
+        _, stamps = self.pending.pop(id(cells), ([], []))
+        for (block_id, slot, _), stamp in zip(cells, stamps, strict=False):
             self.stamps[block_id, slot] = stamp
 
-    def _stamp(self, owner: Owner, cell: Cell) -> Stamp:
-        return Stamp(owner, self.blocks.generation(BlockId(cell[0])))
+    def _stamp(self, cells: list[Cell], owner: Owner) -> None:
+        """Note ``owner`` as the writer of those of ``cells`` that have none yet."""
+        _, stamps = self.pending.setdefault(id(cells), (cells, []))
+        for block_id, _, _ in cells[len(stamps) :]:
+            stamps.append(Stamp(owner, self.blocks.generation(BlockId(block_id))))
 
     def check(self, *, recount: bool = True) -> None:
         """Assert also that settled cells were written in the life that their block is in."""

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from blockmgr.block_manager import BlockManager, ReceiveTarget
+from blockmgr.block_manager import BlockManager
 from blockmgr.history import BlockHistory
 from blockmgr.poison import Poison
+from blockmgr.receive_target import ReceiveTarget
 from blockmgr.states import BlockState
 from core.errors import MemoryCorruptionError
 from core.ids import BlockId, OperationId, Owner

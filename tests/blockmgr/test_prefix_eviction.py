@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from blockmgr.block_manager import BlockManager, ReceiveTarget
+from blockmgr.block_manager import BlockManager
 from blockmgr.free_queue import BlockIds
 from blockmgr.leaf_order import LeafOrder
+from blockmgr.receive_target import ReceiveTarget
 from blockmgr.states import BlockState
 from blockmgr.token_run import TokenRun
 from core.errors import DoubleReleaseError

@@ -1,6 +1,6 @@
 """Received KV has no block behind a window: nothing may stand for what is not there."""
 
-from blockmgr.block_manager import ReceiveTarget
+from blockmgr.receive_target import ReceiveTarget
 from core.ids import OperationId
 from core.kv_layout import KVGroup
 from tests.blockmgr.conftest import MakeManager

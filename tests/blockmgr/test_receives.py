@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from blockmgr.block_manager import BlockManager, ReceiveTarget
+from blockmgr.block_manager import BlockManager
+from blockmgr.receive_target import ReceiveTarget
 from blockmgr.states import BlockState
 from core.errors import DoubleReleaseError, InvalidTransitionError, OutOfBlocksError
 from core.ids import BlockId, Generation, OperationId, Owner

@@ -6,8 +6,9 @@ releases a block that the step in flight still reads, and the request's answer c
 
 import pytest
 
-from blockmgr.block_manager import BlockManager, ReceiveTarget
+from blockmgr.block_manager import BlockManager
 from blockmgr.block_table import HOLE
+from blockmgr.receive_target import ReceiveTarget
 from blockmgr.states import BlockState
 from blockmgr.window import first_live_block, needed_blocks, num_sink_blocks
 from core.errors import InvalidTransitionError

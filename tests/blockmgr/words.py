@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from blockmgr.block_manager import BlockManager, ReceiveTarget
+from blockmgr.block_manager import BlockManager
+from blockmgr.receive_target import ReceiveTarget
 from blockmgr.states import BlockState
 from blockmgr.token_run import TokenRun, namespace_of
 from core.ids import Attempt, BlockId, OperationId, Owner, RequestId

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from blockmgr.block_manager import BlockManager, ReceiveTarget
+from blockmgr.block_manager import BlockManager
+from blockmgr.receive_target import ReceiveTarget
 from blockmgr.states import BlockState
 from blockmgr.token_run import TokenRun
 from core.errors import OutOfBlocksError

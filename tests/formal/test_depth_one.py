@@ -9,8 +9,9 @@ what the read has brought.
 import asyncio
 import threading
 
-from blockmgr.block_manager import BlockManager, ReceiveTarget
+from blockmgr.block_manager import BlockManager
 from blockmgr.fences import KVWriters, fences_needed
+from blockmgr.receive_target import ReceiveTarget
 from core.errors import OutOfBlocksError
 from core.ids import OperationId, StepSeq
 from engine.batch import StepBatch, StepOutput
