@@ -7,12 +7,15 @@ from prometheus_client.metrics_core import GaugeMetricFamily, HistogramMetricFam
 
 from blockmgr.block_ages import WITHHELD, BlockAges
 from blockmgr.sampled_histogram import SampledHistogram
-
-TIER = "device"
+from core.tiers import Tier
 
 
 class AgeCollector:
-    """Register in a ``CollectorRegistry``."""
+    """Register in a ``CollectorRegistry``.
+
+    Read by the thread of the metrics server: histograms are replaced whole, and of the arrays,
+    whose length is fixed, one number is taken.
+    """
 
     def __init__(self, ages: BlockAges, *, role: str) -> None:
         self._ages = ages
@@ -27,7 +30,7 @@ class AgeCollector:
             family = HistogramMetricFamily(
                 f"sluice_kv_block_{name}_seconds", text, labels=("role", "tier")
             )
-            _add(family, (self._role, TIER), histogram)
+            _add(family, (self._role, Tier.DEVICE), histogram)
             yield family
         withheld = HistogramMetricFamily(
             "sluice_kv_block_withheld_seconds",

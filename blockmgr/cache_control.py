@@ -7,8 +7,7 @@ from blockmgr.block_manager import BlockManager
 from blockmgr.states import BlockState
 from blockmgr.tier_book import TierBook
 from core.messages import CacheState, TierUse
-
-DEVICE = "device"
+from core.tiers import Tier
 
 
 class CacheControl:
@@ -47,7 +46,7 @@ class CacheControl:
             resets=stats.cache_resets,
             reset="none" if self._reset_at is None else self._reset_state(self._reset_at),
             tiers=(
-                TierUse(tier=DEVICE, blocks=counts[BlockState.CACHED], hit_tokens=stats.hit_tokens),
+                TierUse(Tier.DEVICE, counts[BlockState.CACHED], stats.hit_tokens),
                 *self._lower_tiers(),
             ),
         )
@@ -58,10 +57,10 @@ class CacheControl:
         if book is None:
             return []
         hits = book.stats.hit_tokens
-        tiers = [TierUse(tier="host", blocks=len(book.host), hit_tokens=hits["host"])]
+        tiers = [TierUse(Tier.HOST, len(book.host), hits[Tier.HOST])]
         if book.storage is not None:
             known = book.storage.num_known_blocks
-            tiers.append(TierUse(tier="storage", blocks=known, hit_tokens=hits["storage"]))
+            tiers.append(TierUse(Tier.STORAGE, known, hits[Tier.STORAGE]))
         return tiers
 
     def _reset_state(self, reset_at: float) -> Literal["pending", "done"]:

@@ -28,12 +28,15 @@ class HostTier:
     Invariants (``check_invariants``):
         * a slot is free or belongs to exactly one entry;
         * an entry without a name is pinned;
-        * an entry that is not filled is pinned: by the operation that fills it.
+        * an entry that is not filled is pinned: by the operation that fills it;
+        * ``num_pinned`` is what a walk over all entries counts.
     """
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self.num_evictions = 0
+        self.num_pinned = 0
+        """Entries that an operation uses."""
         self._free = [HostSlot(slot) for slot in reversed(range(num_slots))]
         self._entry_of_name: OrderedDict[BlockName, HostEntry] = OrderedDict()
         self._forgotten: set[HostEntry] = set()
@@ -60,18 +63,17 @@ class HostTier:
         """Slots that are not free."""
         return self.num_slots - len(self._free)
 
-    @property
-    def num_pinned(self) -> int:
-        """Entries that an operation uses."""
-        named = sum(entry.pins > 0 for entry in self._entry_of_name.values())
-        return named + len(self._forgotten)
-
-    def pin(self, names: Sequence[BlockName]) -> list[HostEntry]:
-        """Keep the filled entries of ``names`` until each is let go."""
+    def take(self, names: Sequence[BlockName]) -> list[HostEntry]:
+        """Pin and return the filled entries of ``names``."""
         entries = [self._entry_of_name[name] for name in names]
         for entry in entries:
-            entry.pins += 1
+            self.pin(entry)
         return entries
+
+    def pin(self, entry: HostEntry) -> None:
+        """Keep ``entry``, forgotten or not, until it is unpinned once more."""
+        self.num_pinned += not entry.pins
+        entry.pins += 1
 
     def add(self, names: Sequence[BlockName], *, from_storage: bool = False) -> list[HostEntry]:
         """Give slots to leading ones of ``names``, none of them here, as far as there are any.
@@ -86,6 +88,7 @@ class HostTier:
                 break
             entry = HostEntry(name, slot, is_from_storage=from_storage)
             self._entry_of_name[name] = entry
+            self.num_pinned += 1
             entries.append(entry)
         return entries
 
@@ -102,6 +105,7 @@ class HostTier:
     def unpin(self, entry: HostEntry) -> None:
         """One operation is done with ``entry``."""
         entry.pins -= 1
+        self.num_pinned -= not entry.pins
         if entry.name is None and not entry.pins:
             self._forgotten.remove(entry)
             self._free.append(entry.slot)
@@ -130,6 +134,8 @@ class HostTier:
         entries = [*self._entry_of_name.values(), *self._forgotten]
         slots = sorted([*self._free, *(entry.slot for entry in entries)])
         assert slots == list(range(self.num_slots)), f"slots lost or doubled: {slots}"
+        pinned = sum(entry.pins > 0 for entry in entries)
+        assert self.num_pinned == pinned, f"{self.num_pinned} for {pinned} pinned"
         assert all(entry.pins > 0 and entry.name is None for entry in self._forgotten)
         for name, entry in self._entry_of_name.items():
             assert entry.name == name, f"{entry.name} is listed as {name}"

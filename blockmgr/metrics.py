@@ -5,17 +5,21 @@ from collections.abc import Iterable, Mapping
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from blockmgr.block_manager import BlockManager
-
-TIER = "device"
+from core.tiers import Tier
 
 
 class BlockCollector:
     """Register in a ``CollectorRegistry``. Every value is derived from the manager itself.
 
+    Read by the thread of the metrics server while the loop's thread changes the manager. Safe
+    without a lock because nothing that grows or shrinks is walked: all that is read is plain
+    integers, and a dictionary whose keys never change. Values of one scrape can be of moments a
+    few microseconds apart, so while blocks move their states need not sum to the pool.
+
     Args:
         blocks: The manager.
         role: Of the worker.
-        lower_hit_tokens: Tokens that a tier below the pool had, by tier.
+        lower_hit_tokens: Tokens that a tier below the pool had, by tier; always the same tiers.
     """
 
     def __init__(
@@ -23,11 +27,11 @@ class BlockCollector:
         blocks: BlockManager,
         *,
         role: str,
-        lower_hit_tokens: Mapping[str, int] | None = None,
+        lower_hit_tokens: Mapping[Tier, int] | None = None,
     ) -> None:
         self._blocks = blocks
         self._role = role
-        self._lower_hit_tokens: Mapping[str, int] = (
+        self._lower_hit_tokens: Mapping[Tier, int] = (
             {} if lower_hit_tokens is None else lower_hit_tokens
         )
 
@@ -37,7 +41,7 @@ class BlockCollector:
             "sluice_kv_blocks", "KV blocks by state", labels=("role", "tier", "state")
         )
         for state, count in self._blocks.counts().items():
-            states.add_metric((self._role, TIER, state.name.lower()), count)
+            states.add_metric((self._role, Tier.DEVICE, state.name.lower()), count)
         yield states
         stats = self._blocks.stats
         for name, text, value in (
@@ -61,13 +65,13 @@ class BlockCollector:
             ),
         ):
             counter = CounterMetricFamily(name, text, labels=("role", "tier"))
-            counter.add_metric((self._role, TIER), value)
+            counter.add_metric((self._role, Tier.DEVICE), value)
             yield counter
         hits = CounterMetricFamily(
             "sluice_prefix_cache_hit_tokens",
             "Tokens found in the prefix cache, by the tier that had them",
             labels=("role", "tier"),
         )
-        for tier, num_tokens in ((TIER, stats.hit_tokens), *self._lower_hit_tokens.items()):
+        for tier, num_tokens in ((Tier.DEVICE, stats.hit_tokens), *self._lower_hit_tokens.items()):
             hits.add_metric((self._role, tier), num_tokens)
         yield hits

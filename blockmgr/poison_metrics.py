@@ -8,7 +8,7 @@ from blockmgr.poison import Poison
 
 
 class PoisonCollector:
-    """Register in a ``CollectorRegistry``."""
+    """Register in a ``CollectorRegistry``. Reads one integer, so from any thread."""
 
     def __init__(self, poison: Poison, *, role: str) -> None:
         self._poison = poison

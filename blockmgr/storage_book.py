@@ -73,7 +73,7 @@ class StorageBook:
         if not chosen:
             return
         for entry in chosen:
-            entry.pins += 1
+            self._host.pin(entry)
         operation = self._actions.new_operation()
         self._writes[operation] = chosen
         self._num_staged += len(chosen)
@@ -173,8 +173,9 @@ class StorageBook:
     def check_invariants(self) -> None:
         """Assert the invariants above."""
         assert self._num_staged == len(self.pinned()) <= self._max_staged
-        owners = {owner: op for op, fetch in self._fetches.items() for owner in fetch.owners}
-        assert owners == self._fetch_of_owner, "a waiting owner is not known to its fetch"
+        waiting = [(owner, op) for op, fetch in self._fetches.items() for owner in fetch.owners]
+        assert len(waiting) == len(self._fetch_of_owner), "an owner waits for two fetches, or none"
+        assert dict(waiting) == self._fetch_of_owner, "a waiting owner is not known to its fetch"
 
     def _begin_read(self, operation: OperationId, fetch: _Fetch, count: int) -> None:
         self._stats.lookups["found" if count else "missed"] += 1

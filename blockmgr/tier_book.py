@@ -158,7 +158,7 @@ class TierBook:
 
         ``operation`` is a new one, and ``block_ids`` are its.
         """
-        entries = self.host.pin(names)
+        entries = self.host.take(names)
         self.host.touch(names)
         self._loads[operation] = entries
         slots = tuple(entry.slot for entry in entries)

@@ -1,24 +1,40 @@
 """What happened to blocks below the pool, since the start."""
 
-from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias, TypeVar
+
+from core.tiers import Tier
+
+Move: TypeAlias = Literal["done", "failed", "skipped"]
+"""What became of a block; ``skipped``: over a bound, so never begun."""
+LookUp: TypeAlias = Literal["found", "missed", "skipped"]
+"""What became of a request that storage was to be asked for."""
+MOVES: Final[tuple[Move, ...]] = ("done", "failed", "skipped")
+LOOK_UPS: Final[tuple[LookUp, ...]] = ("found", "missed", "skipped")
+LOWER_TIERS: Final = (Tier.HOST, Tier.STORAGE)
+Key = TypeVar("Key", bound=str)
+
+
+def _zeros(keys: tuple[Key, ...]) -> Callable[[], dict[Key, int]]:
+    return lambda: dict.fromkeys(keys, 0)
 
 
 @dataclass(slots=True)
 class TierStats:
-    """Blocks by result: ``done``, ``failed``, or ``skipped`` (over a bound, so never begun)."""
+    """Counts that only grow, and never get another key: a scrape of metrics walks them."""
 
-    stores: Counter[str] = field(default_factory=Counter[str])
-    """Pool to host memory."""
-    loads: Counter[str] = field(default_factory=Counter[str])
-    """Host memory to pool."""
-    writes: Counter[str] = field(default_factory=Counter[str])
-    """Host memory to storage."""
-    reads: Counter[str] = field(default_factory=Counter[str])
-    """Storage to host memory."""
-    lookups: Counter[str] = field(default_factory=Counter[str])
-    """Requests that storage was asked for: ``found``, ``missed``, ``skipped``."""
-    hit_tokens: Counter[str] = field(default_factory=Counter[str])
-    """Tokens that need no computing, by the tier that had them: ``host``, ``storage``."""
+    stores: dict[Move, int] = field(default_factory=_zeros(MOVES))
+    """Blocks, pool to host memory."""
+    loads: dict[Move, int] = field(default_factory=_zeros(MOVES))
+    """Blocks, host memory to pool; none is skipped."""
+    writes: dict[Move, int] = field(default_factory=_zeros(MOVES))
+    """Blocks, host memory to storage."""
+    reads: dict[Move, int] = field(default_factory=_zeros(MOVES))
+    """Blocks, storage to host memory."""
+    lookups: dict[LookUp, int] = field(default_factory=_zeros(LOOK_UPS))
+    """Requests that storage was asked for, and those that it was not."""
+    hit_tokens: dict[Tier, int] = field(default_factory=_zeros(LOWER_TIERS))
+    """Tokens that need no computing, by the tier that had them."""
     stale_answers: int = 0
     """Answers to operations that are not pending: dropped."""

@@ -6,7 +6,7 @@ which is a copy within the machine, into blocks that the request owns already.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from blockmgr.block_manager import BlockManager
 from blockmgr.host_tier import HostEntry
@@ -17,7 +17,7 @@ from blockmgr.token_run import TokenRun
 from core.errors import OutOfBlocksError
 from core.ids import OperationId, Owner
 from core.kv_layout import KVLayout
-from core.tiers import BlockName, TierAction
+from core.tiers import BlockName, Tier, TierAction
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,18 @@ class EndedLoad:
     num_tokens: int
     """Where the KV of the owner ends, if it did not fail."""
     failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingLoad:
+    """A copy may be writing into the owner's blocks, or those that were the owner's."""
+
+    owner: Owner
+    num_cached_tokens: int
+    num_tokens: int
+
+    def end(self, operation: OperationId, *, failed: bool) -> EndedLoad:
+        return EndedLoad(self.owner, operation, self.num_cached_tokens, self.num_tokens, failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +63,7 @@ class Tiers:
         self.book = book
         self._blocks = blocks
         self._layout = layout
-        self._loads: dict[OperationId, EndedLoad] = {}
+        self._loads: dict[OperationId, _PendingLoad] = {}
         self._ended: list[EndedLoad] = []
         self._full_group = next(
             (at for at, group in enumerate(layout.groups) if group.window is None), None
@@ -134,7 +146,7 @@ class Tiers:
         )
         operation = self._begin_load(owner, admission)
         self._blocks.grow(owner, admission.num_tokens)
-        self._loads[operation] = EndedLoad(owner, operation, cached, end, failed=False)
+        self._loads[operation] = _PendingLoad(owner, cached, end)
         return operation
 
     def take_ended_loads(self) -> list[EndedLoad]:
@@ -164,7 +176,7 @@ class Tiers:
             return
         self._blocks.end_operation(operation)
         load = self._loads.pop(operation)
-        self._ended.append(replace(load, failed=failed))
+        self._ended.append(load.end(operation, failed=failed))
         if not failed:
             self._count_hit(entries, load.num_tokens - load.num_cached_tokens)
 
@@ -211,7 +223,7 @@ class Tiers:
         """Count loaded tokens by the tier that had them, in proportion to the blocks."""
         num_stored = sum(entry.is_from_storage for entry in entries)
         from_storage = num_tokens * num_stored // len(entries)
-        self.book.stats.hit_tokens["storage"] += from_storage
-        self.book.stats.hit_tokens["host"] += num_tokens - from_storage
+        self.book.stats.hit_tokens[Tier.STORAGE] += from_storage
+        self.book.stats.hit_tokens[Tier.HOST] += num_tokens - from_storage
         for entry in entries:
             entry.is_from_storage = False

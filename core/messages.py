@@ -21,6 +21,7 @@ from core.errors import TransferError
 from core.ids import Attempt, BlockId, Generation, Incarnation, RequestId, WorkerId
 from core.kv_layout import KVLayout
 from core.sampling import SamplingParams, TokenLogprobs
+from core.tiers import Tier
 
 PROTOCOL_VERSION = 1
 
@@ -215,7 +216,7 @@ class ShowCache(Message, frozen=True):
 class TierUse(msgspec.Struct, frozen=True):
     """One tier of a worker's prefix cache."""
 
-    tier: str
+    tier: Tier
     blocks: int
     """That a prefix can hit."""
     hit_tokens: int

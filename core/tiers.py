@@ -5,12 +5,24 @@ have another owner, or be gone, when the answer comes.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple, NewType, TypeAlias
 
 from core.ids import BlockId, OperationId
 
 HostSlot = NewType("HostSlot", int)
 """Row of a worker's host memory tier; holds one block."""
+
+
+class Tier(StrEnum):
+    """Where a block's content can be; the name on the wire and in metrics."""
+
+    DEVICE = "device"
+    """The pool."""
+    HOST = "host"
+    """Memory of the worker's machine."""
+    STORAGE = "storage"
+    """Outlives the worker, and is shared with others."""
 
 
 class BlockName(NamedTuple):

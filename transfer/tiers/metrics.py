@@ -5,8 +5,9 @@ from typing import Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from core.tiers import Tier
+
 SECONDS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-Tier: TypeAlias = Literal["host", "storage"]
 Direction: TypeAlias = Literal["in", "out"]
 """As seen from the tier above: ``in`` comes back up."""
 Kind: TypeAlias = Literal["store", "load", "write", "find", "read"]

@@ -8,7 +8,7 @@ from typing import Protocol
 from core.errors import StepFailedError
 from core.ids import BlockId, OperationId
 from core.tasks import raise_in_loop
-from core.tiers import CopyIn, CopyOut, Find, HostSlot, MarkEpoch, Read, TierAction, Write
+from core.tiers import CopyIn, CopyOut, Find, HostSlot, MarkEpoch, Read, Tier, TierAction, Write
 from transfer.tiers.copy_thread import CopyThread
 from transfer.tiers.metrics import MoveMetrics
 from transfer.tiers.storage_tier import StorageTier
@@ -157,13 +157,13 @@ class TierMover:
             lambda: self._memory.store(action.block_ids, action.slots), "store"
         )
         if not failed:
-            self._metrics.count_bytes("host", "out", len(action.slots) * self._block_nbytes)
+            self._metrics.count_bytes(Tier.HOST, "out", len(action.slots) * self._block_nbytes)
         self._events.copied_out(action.operation, failed=failed)
 
     async def _copy_in(self, action: CopyIn) -> None:
         failed = await self._copy(lambda: self._memory.load(action.slots, action.block_ids), "load")
         if not failed:
-            self._metrics.count_bytes("host", "in", len(action.slots) * self._block_nbytes)
+            self._metrics.count_bytes(Tier.HOST, "in", len(action.slots) * self._block_nbytes)
         self._events.copied_in(action.operation, failed=failed)
 
     async def _copy(self, work: Callable[[], None], what: str) -> bool:

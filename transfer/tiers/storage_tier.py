@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final, TypeVar
 
 from core.errors import ConfigError, StorageError
-from core.tiers import BlockName, HostSlot
+from core.tiers import BlockName, HostSlot, Tier
 from transfer.tiers.breaker import Breaker
 from transfer.tiers.chain_search import count_leading
 from transfer.tiers.copy_thread import CopyThread
@@ -205,7 +205,7 @@ class StorageTier:
             self._num_errors += 1
             log.debug("event=storage_read_failed path=%s reason=%s", path, error)
             return False
-        self._metrics.count_bytes("storage", "in", target.nbytes)
+        self._metrics.count_bytes(Tier.STORAGE, "in", target.nbytes)
         return True
 
     async def _write_one(self, name: BlockName, slot: HostSlot, deadline: float) -> bool:
@@ -224,7 +224,7 @@ class StorageTier:
             self._num_errors += 1
             log.debug("event=storage_write_failed path=%s reason=%s", path, error)
             return False
-        self._metrics.count_bytes("storage", "out", source.nbytes)
+        self._metrics.count_bytes(Tier.STORAGE, "out", source.nbytes)
         self._num_unchecked_bytes += source.nbytes
         return True
 
