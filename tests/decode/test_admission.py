@@ -6,7 +6,8 @@ or it is let in and takes the blocks that running sequences need to go on.
 
 import pytest
 
-from blockmgr.block_manager import BlockManager, ReceiveTarget
+from blockmgr.block_manager import BlockManager
+from blockmgr.receive_target import ReceiveTarget
 from blockmgr.states import BlockState
 from core.errors import OutOfBlocksError
 from core.ids import BlockId, OperationId

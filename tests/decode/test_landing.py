@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import pytest
 from prometheus_client import CollectorRegistry
 
-from blockmgr.block_manager import BlockManager, ReceiveTarget
+from blockmgr.block_manager import BlockManager
+from blockmgr.receive_target import ReceiveTarget
 from core.channel import ChannelKeys
 from core.config import SchedulerConfig, TransferConfig
 from core.ids import Attempt, Incarnation, OperationId, Owner, RequestId

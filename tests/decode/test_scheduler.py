@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from blockmgr.block_manager import ReceiveTarget
+from blockmgr.receive_target import ReceiveTarget
 from core.errors import RequestError
 from core.ids import Attempt, OperationId, RequestId
 from core.sampling import SamplingParams

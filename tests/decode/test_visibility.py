@@ -7,7 +7,7 @@ device here caches the whole pool at each launch, so that a step sees exactly wh
 
 import numpy as np
 
-from blockmgr.block_manager import ReceiveTarget
+from blockmgr.receive_target import ReceiveTarget
 from core.ids import OperationId
 from decode.sequence import Sequence
 from engine.batch import StepBatch

@@ -16,8 +16,8 @@ import httpx
 import pytest
 import torch
 
-from blockmgr.block_manager import ReceiveTarget
 from blockmgr.fences import KVWriters
+from blockmgr.receive_target import ReceiveTarget
 from blockmgr.worker_blocks import WorkerBlocks
 from core.config import SluiceConfig
 from core.errors import MemoryCorruptionError

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from blockmgr.block_manager import ReceiveTarget
+from blockmgr.receive_target import ReceiveTarget
 from core.config import SchedulerConfig
 from core.errors import OutOfBlocksError
 from core.ids import BlockId, Generation, OperationId, Owner

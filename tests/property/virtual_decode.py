@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from blockmgr.block_manager import ReceiveTarget
+from blockmgr.receive_target import ReceiveTarget
 from core.config import SluiceConfig
 from core.errors import RequestError
 from core.ids import Incarnation, OperationId, Owner
