@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar, get_args
 
 from core.tiers import Tier
 
@@ -10,8 +10,8 @@ Move: TypeAlias = Literal["done", "failed", "skipped"]
 """What became of a block; ``skipped``: over a bound, so never begun."""
 LookUp: TypeAlias = Literal["found", "missed", "skipped"]
 """What became of a request that storage was to be asked for."""
-MOVES: Final[tuple[Move, ...]] = ("done", "failed", "skipped")
-LOOK_UPS: Final[tuple[LookUp, ...]] = ("found", "missed", "skipped")
+MOVES: Final[tuple[Move, ...]] = get_args(Move)
+LOOK_UPS: Final[tuple[LookUp, ...]] = get_args(LookUp)
 LOWER_TIERS: Final = (Tier.HOST, Tier.STORAGE)
 Key = TypeVar("Key", bound=str)
 

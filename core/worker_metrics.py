@@ -89,7 +89,7 @@ class WorkerMetrics:
         self._stage_seconds.labels(stage).observe(max(0.0, seconds))
 
     def export_load(self, load: Callable[[], WorkerLoad]) -> None:
-        """Export what ``load`` returns at each scrape."""
+        """Export what ``load`` returns at each scrape, to the thread of the metrics server."""
         self.registry.register(_LoadCollector(self._role, load))
 
     def describe(self, *, version: str, config: dict[str, str]) -> None:
@@ -102,7 +102,7 @@ class WorkerMetrics:
         described.labels(self._role).info(config)
 
     def gauge(self, name: str, description: str, read: Callable[[], float]) -> None:
-        """Export ``read()`` at each scrape as gauge ``name``."""
+        """Export ``read()`` at each scrape, by the metrics server's thread, as gauge ``name``."""
         gauge = Gauge(name, description, ("role",), registry=self.registry)
         gauge.labels(self._role).set_function(read)
 

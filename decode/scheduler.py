@@ -232,8 +232,10 @@ class DecodeScheduler:
     @property
     def num_queued_tokens(self) -> int:
         """Tokens that are still to be computed here before their sequence's next token."""
-        waiting = sum(sequence.num_tokens for sequence in self._table.waiting)
-        return waiting + sum(max(0, s.num_known - s.num_computed) for s in self._table.running)
+        # Copied at once: scrapes come from another thread.
+        waiting, running = list(self._table.waiting), list(self._table.running)
+        to_compute = sum(max(0, s.num_known - s.num_computed) for s in running)
+        return to_compute + sum(s.num_tokens for s in waiting)
 
     @property
     def reserve_blocks(self) -> int:

@@ -180,7 +180,8 @@ class PrefillScheduler:
     @property
     def num_queued_tokens(self) -> int:
         """Tokens still to be dispatched."""
-        return sum(p.num_tokens - p.num_computed for p in self._prompt_of.values())
+        prompts = list(self._prompt_of.values())  # at once: scrapes come from another thread
+        return sum(p.num_tokens - p.num_computed for p in prompts)
 
     @property
     def owners(self) -> list[Owner]:

@@ -15,7 +15,12 @@ DIRECTION = "pull"
 
 
 class TransferMetrics:
-    """Exports ``stats``; counters are read at each scrape, ``observe_reads`` feeds histograms."""
+    """Exports ``stats``; counters are read at each scrape, ``observe_reads`` feeds histograms.
+
+    Scrapes come from the thread of the metrics server while the loop's thread counts. Safe without
+    a lock because all that is read is plain integers, and dictionaries whose keys never change.
+    What ``gauge`` is given to read must be as plain.
+    """
 
     def __init__(
         self, stats: TransferStats, registry: CollectorRegistry, *, role: str, transport: str

@@ -11,7 +11,7 @@ from transfer.endpoints import Endpoints
 from transfer.operations import Operation
 from transfer.reader_states import Effect, Event, PieceState, State, advance
 from transfer.receiving import Failure, Piece, Receiving, TransferShape
-from transfer.stats import TransferStats
+from transfer.stats import StaleKind, TransferStats
 
 
 class Receptions:
@@ -44,7 +44,7 @@ class Receptions:
         """Return the entry of ``owner``, if it has not ended."""
         return self._entries.get(owner)
 
-    def expect(self, owner: Owner, source: Incarnation, kind: str) -> Receiving | None:
+    def expect(self, owner: Owner, source: Incarnation, kind: StaleKind) -> Receiving | None:
         """Return the entry that a message is for; where there is none, the message is stale."""
         entry = self._entries.get(owner)
         if entry is None or entry.source != source:

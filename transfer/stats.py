@@ -1,13 +1,38 @@
 """What the transfer counts: monotonic, read by the worker that exports metrics."""
 
-from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, TypeAlias, get_args
 
-LeaseEvent = Literal[
-    "granted", "renewed", "confirmed", "released", "withdrawn", "expired", "voided"
+LeaseEvent: TypeAlias = Literal[
+    "granted",
+    "renewed",
+    "confirmed",
+    "released",
+    "withdrawn",
+    "revoked",
+    "expired",
+    "voided",
+    "late",
 ]
-FailureStage = Literal["prefill", "post", "read", "lease", "peer", "protocol", "integrity"]
+FailureStage: TypeAlias = Literal["prefill", "read", "lease", "peer", "protocol", "integrity"]
+StaleKind: TypeAlias = Literal[
+    "prefill",
+    "offer",
+    "ticket",
+    "duplicate_ticket",
+    "renewed",
+    "prefill_failed",
+    "allocation",
+    "outcome",
+    "released",
+    "released_incarnation",
+    "withdrawn",
+]
+
+
+def _zeros(literal: Any) -> Callable[[], dict[Any, int]]:  # noqa: ANN401 - a form of typing
+    return lambda: dict.fromkeys(get_args(literal), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +47,10 @@ class ReadObservation:
 
 @dataclass(slots=True)
 class TransferStats:
-    """Counters of one worker, both roles. Only grow, but for what ``take_reads`` hands over."""
+    """Counters of one worker, both roles. Only grow, but for what ``take_reads`` hands over.
+
+    Dictionaries have all their keys from the start: a scrape of metrics walks them.
+    """
 
     bytes_total: int = 0
     """Of completed reads."""
@@ -32,11 +60,11 @@ class TransferStats:
     reads_failed: int = 0
     deliveries: int = 0
     """Requests whose KV arrived whole."""
-    failures: Counter[str] = field(default_factory=Counter[str])
+    failures: dict[FailureStage, int] = field(default_factory=_zeros(FailureStage))
     """Requests that ended without their KV, by ``FailureStage``."""
-    stale: Counter[str] = field(default_factory=Counter[str])
+    stale: dict[StaleKind, int] = field(default_factory=_zeros(StaleKind))
     """Messages and outcomes that were dropped: of an old attempt, incarnation or read, or twice."""
-    lease_events: Counter[str] = field(default_factory=Counter[str])
+    lease_events: dict[LeaseEvent, int] = field(default_factory=_zeros(LeaseEvent))
     """By ``LeaseEvent``."""
     rollbacks: int = 0
     checksum_failures: int = 0

@@ -7,6 +7,7 @@ durations, so the clocks of two machines are never compared.
 from collections import OrderedDict
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Literal
 
 from core.ids import Incarnation, Owner
 from core.messages import (
@@ -86,6 +87,7 @@ class TicketBook:
         self._extension_s = extension_s
         self._entries: dict[Owner, _Entry] = {}
         self._ended: OrderedDict[Owner, None] = OrderedDict()
+        self._num_leased = 0
         self.stats = TransferStats()
 
     def __len__(self) -> int:
@@ -98,7 +100,7 @@ class TicketBook:
     @property
     def num_leased(self) -> int:
         """Requests with a ticket out."""
-        return sum(entry.state is not _State.OPEN for entry in self._entries.values())
+        return self._num_leased
 
     def open(self, owner: Owner, *, reader: str, lease_s: float | None = None) -> bool:
         """A reader asks for ``owner``. Return whether to compute it.
@@ -122,6 +124,7 @@ class TicketBook:
         if entry is None or entry.state is _State.REVOKED:
             self.stats.stale["offer"] += 1
             return None
+        self._num_leased += entry.state is _State.OPEN
         entry.state = _State.LEASED
         entry.extend(now + entry.lease_s)
         self.stats.lease_events["granted"] += 1
@@ -246,7 +249,7 @@ class TicketBook:
             self._forget(owner)
         return owners
 
-    def _end(self, owner: Owner, event: str) -> Owner | None:
+    def _end(self, owner: Owner, event: Literal["released", "withdrawn"]) -> Owner | None:
         if owner not in self._entries:
             self.stats.lease_events["late"] += owner in self._ended
             self.stats.stale[event] += 1
@@ -256,7 +259,7 @@ class TicketBook:
         return owner
 
     def _forget(self, owner: Owner) -> None:
-        del self._entries[owner]
+        self._num_leased -= self._entries.pop(owner).state is not _State.OPEN
         self._ended[owner] = None
         while len(self._ended) > _REMEMBERED_ENDS:
             self._ended.popitem(last=False)

@@ -185,7 +185,7 @@ def test_i10_unknown_messages_are_counted_and_change_nothing(book: TicketBook) -
     assert book.withdraw(Withdraw(*nobody)) is None
     assert book.released(Released(*nobody, P)) is None
     assert book.revoke(nobody) is False
-    assert book.stats.stale == {"withdrawn": 1, "released": 1}
+    assert {kind: n for kind, n in book.stats.stale.items() if n} == {"withdrawn": 1, "released": 1}
     assert book.num_leased == 1
 
 
