@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
+from functools import partial
 
 from blockmgr.fences import KVWriters
-from blockmgr.tiers import Tiers
 from blockmgr.worker_blocks import WorkerBlocks
 from core.channel import ClientId, ClientLost, ServerChannel
 from core.errors import RequestError
@@ -33,7 +33,6 @@ from engine.step_loop import StepLoop
 from transfer.extents import Part
 from transfer.nixl_transport import NixlTransport
 from transfer.reader import Reader
-from transfer.tiers.mover import TierMover
 from transfer.tiers.opening import open_mover
 
 log = logging.getLogger(__name__)
@@ -114,7 +113,15 @@ class DecodeWorker:
             lambda: self._scheduler.reserve_blocks,
         )
         watched.export(self._metrics.registry, role="decode")
-        self._mover = self._open_mover(watched.tiers)
+        self._mover = open_mover(
+            watched.tiers,
+            partial(HostArena, engine.pool),
+            config.cache,
+            layout=engine.layout,
+            model_fingerprint=engine.spec.fingerprint,
+            metrics=(self._metrics.registry, "decode"),
+            on_change=self.memory_changed,
+        )
         self._receiver = self._make_receiver() if config.deploy.prefill else None
 
     async def serve(self, stop: asyncio.Event) -> None:
@@ -123,8 +130,7 @@ class DecodeWorker:
         Raises:
             ConfigError: the storage tier cannot be used.
         """
-        if self._mover is not None:
-            await self._mover.check()
+        await self._mover.check()
         log.info("event=ready address=%s incarnation=%s", self._server.address, self._incarnation)
         parts = [self._receive(), self._steps.run(), self._report.run()]
         if self._receiver is not None:
@@ -134,31 +140,11 @@ class DecodeWorker:
     async def close(self) -> None:
         """Stop everything that this worker has started, reads in progress last of all."""
         self._steps.close(timeout_s=CLOSE_TIMEOUT_S)
-        if self._mover is not None:
-            await self._mover.close(timeout_s=CLOSE_TIMEOUT_S)
+        await self._mover.close(timeout_s=CLOSE_TIMEOUT_S)
         if self._receiver is not None:
             await self._receiver.close()
         self._server.close()
         self._report.close()
-
-    def _open_mover(self, tiers: Tiers | None) -> TierMover | None:
-        if tiers is None:
-            return None
-        engine = self._engine
-        return open_mover(
-            tiers,
-            HostArena(engine.pool, tiers.num_host_slots),
-            self._context.config.cache,
-            layout=engine.layout,
-            model_fingerprint=engine.spec.fingerprint,
-            metrics=(self._metrics.registry, "decode"),
-            on_change=self.memory_changed,
-        )
-
-    def _move_blocks(self) -> None:
-        """Begin the copies between the tiers that were decided on just now."""
-        if self._mover is not None:
-            self._mover.carry_out()
 
     # Messages
 
@@ -213,7 +199,7 @@ class DecodeWorker:
         if prefill is not None and self._receiver is not None:
             served.path = "disaggregated"
             self._receiver.request(sequence, prefill)
-        self._move_blocks()
+        self._mover.carry_out()
         self._steps.wake()
 
     def _check_tokens(self, request: Generate) -> None:
@@ -242,7 +228,7 @@ class DecodeWorker:
 
     def memory_changed(self) -> None:
         """See ``ReceiverOwner``: whoever waits for blocks looks again."""
-        self._move_blocks()
+        self._mover.carry_out()
         self._steps.wake()
         if self._receiver is not None:
             self._receiver.retry_allocations()
@@ -289,7 +275,7 @@ class DecodeWorker:
             self._metrics.count_preemptions(new)
             if self._receiver is not None:
                 self._receiver.retry_allocations()
-        self._move_blocks()
+        self._mover.carry_out()
         return batch
 
     def _complete(self, batch: StepBatch, output: StepOutput) -> None:
@@ -304,7 +290,7 @@ class DecodeWorker:
             self._tell(outbox, step_progress)
         self._metrics.count_generated(len(progress))
         self._send(outbox)
-        self._move_blocks()
+        self._mover.carry_out()
         if self._receiver is not None:
             self._receiver.retry_allocations()
 

@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
+from functools import partial
 
 import msgspec
 
 from blockmgr.fences import KVWriters
-from blockmgr.tiers import Tiers
 from blockmgr.worker_blocks import WorkerBlocks
 from core.channel import ClientId, ClientLost, ServerChannel
 from core.errors import HandshakeError, InternalError, RequestError
@@ -39,7 +39,6 @@ from transfer.metrics import TransferMetrics
 from transfer.nixl_transport import NixlTransport
 from transfer.pump import Pump
 from transfer.tickets import Offer, TicketBook
-from transfer.tiers.mover import TierMover
 from transfer.tiers.opening import open_mover
 from transfer.transport import ReadOutcome
 
@@ -130,7 +129,15 @@ class PrefillWorker:
         self._report.describe(engine.layout, fingerprint=engine.spec.fingerprint)
         self._metrics = self._report.metrics
         watched.export(self._metrics.registry, role="prefill")
-        self._mover = self._open_mover(watched.tiers)
+        self._mover = open_mover(
+            watched.tiers,
+            partial(HostArena, engine.pool),
+            config.cache,
+            layout=engine.layout,
+            model_fingerprint=engine.spec.fingerprint,
+            metrics=(self._metrics.registry, "prefill"),
+            on_change=self._steps.wake,
+        )
         self._export_transfers()
 
     async def serve(self, stop: asyncio.Event) -> None:
@@ -139,8 +146,7 @@ class PrefillWorker:
         Raises:
             ConfigError: the storage tier cannot be used.
         """
-        if self._mover is not None:
-            await self._mover.check()
+        await self._mover.check()
         log.info("event=ready address=%s incarnation=%s", self._server.address, self._incarnation)
         await run_until(
             stop, self._receive(), self._steps.run(), self._report.run(), self._expire_leases()
@@ -149,31 +155,11 @@ class PrefillWorker:
     async def close(self) -> None:
         """Stop everything that this worker has started."""
         self._steps.close(timeout_s=CLOSE_TIMEOUT_S)
-        if self._mover is not None:
-            await self._mover.close(timeout_s=CLOSE_TIMEOUT_S)
+        await self._mover.close(timeout_s=CLOSE_TIMEOUT_S)
         self._pump.close()
         self._transport.close()
         self._server.close()
         self._report.close()
-
-    def _open_mover(self, tiers: Tiers | None) -> TierMover | None:
-        if tiers is None:
-            return None
-        engine = self._engine
-        return open_mover(
-            tiers,
-            HostArena(engine.pool, tiers.num_host_slots),
-            self._context.config.cache,
-            layout=engine.layout,
-            model_fingerprint=engine.spec.fingerprint,
-            metrics=(self._metrics.registry, "prefill"),
-            on_change=self._steps.wake,
-        )
-
-    def _move_blocks(self) -> None:
-        """Begin the copies between the tiers that were decided on just now."""
-        if self._mover is not None:
-            self._mover.carry_out()
 
     # Messages
 
@@ -228,7 +214,7 @@ class PrefillWorker:
             return
         self._readers[owner] = client
         self._arrived_at[owner] = self._clock()
-        self._move_blocks()
+        self._mover.carry_out()
         self._steps.wake()
 
     def _check_tokens(self, request: Prefill) -> None:
@@ -272,7 +258,7 @@ class PrefillWorker:
             self._blocks.release(owner)
         del self._readers[owner]
         self._arrived_at.pop(owner, None)
-        self._move_blocks()
+        self._mover.carry_out()
         self._steps.wake()
 
     async def _expire_leases(self) -> None:
@@ -293,7 +279,7 @@ class PrefillWorker:
 
     def _schedule(self) -> StepBatch | None:
         batch = self._scheduler.schedule()
-        self._move_blocks()
+        self._mover.carry_out()
         return batch
 
     def _complete(self, batch: StepBatch, output: StepOutput) -> None:
@@ -304,7 +290,7 @@ class PrefillWorker:
         )
         for offer in self._scheduler.complete(output):
             self._issue(offer)
-        self._move_blocks()
+        self._mover.carry_out()
 
     def _issue(self, offer: SettledChunk) -> None:
         """Ticket what has settled."""

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -23,21 +24,52 @@ def storage_fingerprint(layout: KVLayout, *, model_fingerprint: str) -> bytes:
     return hashlib.blake2b(content, digest_size=FINGERPRINT_NBYTES).digest()
 
 
+class WorkerTiers(TierEvents, Protocol):
+    """Who decides, and how much host memory that takes."""
+
+    @property
+    def num_host_slots(self) -> int:
+        """Blocks that host memory must have room for."""
+        ...
+
+
+class WorkerMover:
+    """A worker's mover. Where its tiers are off there is none, and every call does nothing."""
+
+    def __init__(self, mover: TierMover | None) -> None:
+        self._mover = mover
+
+    async def check(self) -> None:
+        """See ``TierMover``."""
+        if self._mover is not None:
+            await self._mover.check()
+
+    def carry_out(self) -> None:
+        """See ``TierMover``."""
+        if self._mover is not None:
+            self._mover.carry_out()
+
+    async def close(self, *, timeout_s: float) -> None:
+        """See ``TierMover``."""
+        if self._mover is not None:
+            await self._mover.close(timeout_s=timeout_s)
+
+
 def open_mover(
-    events: TierEvents,
-    memory: TierMemory,
+    tiers: WorkerTiers | None,
+    make_memory: Callable[[int], TierMemory],
     cache: CacheConfig,
     *,
     layout: KVLayout,
     model_fingerprint: str,
     metrics: tuple[CollectorRegistry, str],
     on_change: Callable[[], None],
-) -> TierMover:
+) -> WorkerMover:
     """Return the mover of one worker. Belongs to the running event loop.
 
     Args:
-        events: Who decides.
-        memory: Pool and host memory.
+        tiers: Who decides; None: they are off.
+        make_memory: Returns pool and host memory, the latter with so many slots.
         cache: Which tiers there are, and their bounds.
         layout: Of the pool.
         model_fingerprint: Of what decides the KV.
@@ -45,8 +77,11 @@ def open_mover(
         on_change: See ``TierMover``.
 
     Raises:
-        ConfigError: the storage's URL cannot be used.
+        ConfigError: the storage's URL cannot be used, or host memory does not fit.
     """
+    if tiers is None:
+        return WorkerMover(None)
+    memory = make_memory(tiers.num_host_slots)
     observed = MoveMetrics(metrics[0], role=metrics[1])
     storage = None
     if cache.storage_url is not None:
@@ -65,11 +100,13 @@ def open_mover(
             "1 while the storage is not called after failures in a row",
             lambda: float(breaker.is_open),
         )
-    return TierMover(
-        events,
-        memory,
-        block_nbytes=layout.block_nbytes,
-        storage=storage,
-        metrics=observed,
-        on_change=on_change,
+    return WorkerMover(
+        TierMover(
+            tiers,
+            memory,
+            block_nbytes=layout.block_nbytes,
+            storage=storage,
+            metrics=observed,
+            on_change=on_change,
+        )
     )
