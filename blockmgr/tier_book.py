@@ -41,19 +41,26 @@ class TierBounds:
         """
         if not cache.host_tier_gib:
             return None
-        num_slots = int(cache.host_tier_gib * GIB) // layout.block_nbytes
-        max_staged = cache.storage_staging_mib * MIB // layout.block_nbytes
-        for value, name in (
-            (num_slots, "host_tier_gib"),
-            (max_staged, "storage_staging_mib"),
+        nbytes = layout.block_nbytes
+        num_slots = int(cache.host_tier_gib * GIB) // nbytes
+        max_staged = cache.storage_staging_mib * MIB // nbytes
+        for held, field, value, least in (
+            (num_slots, "host_tier_gib", cache.host_tier_gib, f"{_gib_over(nbytes):.6f}"),
+            (max_staged, "storage_staging_mib", cache.storage_staging_mib, -(-nbytes // MIB)),
         ):
-            if not value:
-                raise ConfigError(f"cache.{name}: holds no block of {layout.block_nbytes} bytes")
+            if not held:
+                message = f"cache.{field}: {value} holds no block of {nbytes} bytes"
+                raise ConfigError(f"{message}; give at least {least}")
         return cls(
             num_slots=num_slots,
             max_copied_blocks=max(1, int(cache.host_copy_fraction * num_blocks)),
             max_staged_blocks=0 if cache.storage_url is None else min(max_staged, num_slots),
         )
+
+
+def _gib_over(nbytes: int) -> float:
+    """Return a little more than ``nbytes``, in GiB with six decimals."""
+    return (nbytes * 1_000_000 // GIB + 1) / 1_000_000
 
 
 class TierBook:

@@ -39,6 +39,38 @@ def test_tiers_are_off_by_default_and_bounded_where_they_are_on() -> None:
     assert bounds.max_staged_blocks == 2**20 // LAYOUT.block_nbytes
 
 
-def test_a_host_tier_that_holds_no_block_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"cache\.host_tier_gib: holds no block of 8192 bytes"):
-        TierBounds.of(CacheConfig(host_tier_gib=1e-9), LAYOUT, num_blocks=100)
+@pytest.mark.parametrize(
+    ("nbytes", "least"), [(8192, "0.000008"), (368640, "0.000344"), (2**27, "0.125001")]
+)
+def test_a_host_tier_that_holds_no_block_is_refused_with_the_least_that_works(
+    nbytes: int, least: str
+) -> None:
+    layout = KVLayout(
+        groups=(KVGroup(layers=(0,)),),
+        block_size=16,
+        num_kv_heads=1,
+        head_dim=nbytes // 128,
+        dtype="float32",
+    )
+    reason = rf"cache\.host_tier_gib: 1e-09 holds no block of {nbytes} bytes; give .* {least}$"
+    with pytest.raises(ConfigError, match=reason):
+        TierBounds.of(CacheConfig(host_tier_gib=1e-9), layout, num_blocks=100)
+
+    bounds = TierBounds.of(CacheConfig(host_tier_gib=float(least)), layout, num_blocks=100)
+
+    assert bounds is not None
+    assert bounds.num_slots == 1
+
+
+def test_a_staging_part_that_holds_no_block_is_refused_with_the_least_that_works() -> None:
+    layout = KVLayout(
+        groups=(KVGroup(layers=(0,)),),
+        block_size=16,
+        num_kv_heads=1,
+        head_dim=2**14,
+        dtype="float32",
+    )
+    cache = CacheConfig(host_tier_gib=1, storage_staging_mib=1)
+    reason = r"cache\.storage_staging_mib: 1 holds no block of 2097152 bytes; give at least 2$"
+    with pytest.raises(ConfigError, match=reason):
+        TierBounds.of(cache, layout, num_blocks=100)
