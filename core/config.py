@@ -4,18 +4,36 @@ from pathlib import Path
 from typing import Annotated, Literal, Self, cast
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
+from core.config_faults import conflict, describe_faults
 from core.errors import ConfigError
+from core.storage_url import checked_storage_url
 
-PositiveInt = Annotated[int, Field(gt=0)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+MAX_INT = 2**31 - 1
+"""Block ids and token positions are 32 bits wide."""
+MAX_GIB = 2**20
+"""A pebibyte: a larger size is a slip, and would overflow a byte count somewhere."""
+MAX_SECONDS = 365 * 24 * 3600
+
+PositiveInt = Annotated[int, Field(gt=0, le=MAX_INT)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=MAX_INT)]
+PositiveGib = Annotated[float, Field(gt=0, le=MAX_GIB)]
+Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class ModelConfig(_Section):
@@ -40,7 +58,7 @@ class CacheConfig(_Section):
     """Token slots in one block. Both sides of a transfer must agree."""
     num_blocks: PositiveInt | None = None
     """Blocks in the pool; by default as many as fit in ``memory_gib``."""
-    memory_gib: Annotated[float, Field(gt=0)] = 1.0
+    memory_gib: PositiveGib = 1.0
     """Size of the pool where ``num_blocks`` is not set."""
     prefix_caching: bool = True
     zero_on_allocate: bool = False
@@ -49,14 +67,15 @@ class CacheConfig(_Section):
     """Fill free blocks with a pattern and verify it: a stale write stops the worker, named."""
     quarantine_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Above this part of the pool in QUARANTINED, the oldest peer's endpoint is torn down."""
-    host_tier_gib: Annotated[float, Field(ge=0)] = 0.0
+    host_tier_gib: Annotated[float, Field(ge=0, le=MAX_GIB)] = 0.0
     """Host memory of one worker for blocks that leave its pool; 0: none."""
     host_copy_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Part of the pool that may wait at once for copies to host memory; more is not copied."""
-    storage_url: str | None = None
+    storage_url: Annotated[str, AfterValidator(checked_storage_url)] | None = None
     """Where blocks are kept beyond host memory and beyond restarts, by all workers of a model:
-    ``file:///dir``, ``s3://bucket/prefix``, ``gs://...``, ``az://...``; by default nowhere."""
-    storage_gib: Annotated[float, Field(gt=0)] | None = None
+    ``file:///dir``, ``s3://bucket/prefix``, ``gs://...``, ``az://...``, or for tests
+    ``memory:///``; by default nowhere."""
+    storage_gib: PositiveGib | None = None
     """Of one model's blocks in storage: above it, those written first are deleted; by default
     nothing is ever deleted."""
     storage_timeout_s: Seconds = 5.0
@@ -68,15 +87,15 @@ class CacheConfig(_Section):
     def _tiers_have_what_they_need(self) -> Self:
         if self.host_tier_gib and not self.prefix_caching:
             message = "host_tier_gib keeps prefixes: it needs prefix_caching: true"
-            raise ValueError(message)
+            raise conflict(self, message, "host_tier_gib", "prefix_caching")
         if self.storage_url is not None and not self.host_tier_gib:
             message = (
                 "storage_url needs host_tier_gib > 0: blocks reach storage through host memory"
             )
-            raise ValueError(message)
+            raise conflict(self, message, "storage_url", "host_tier_gib")
         if self.storage_gib is not None and self.storage_url is None:
             message = "storage_gib bounds what is in storage: it needs storage_url"
-            raise ValueError(message)
+            raise conflict(self, message, "storage_gib", "storage_url")
         return self
 
 
@@ -96,6 +115,13 @@ class SchedulerConfig(_Section):
     preemption and once the reserve has decayed: a newcomer needs just its own blocks."""
     reserve_decay_steps: PositiveInt = 64
     """Steps without a preemption after which the reserve gets one block smaller."""
+
+    @model_validator(mode="after")
+    def _reserve_decays_downwards(self) -> Self:
+        if self.reserve_blocks_min > self.reserve_blocks_initial:
+            message = "reserve_blocks_min must be at most reserve_blocks_initial"
+            raise conflict(self, message, "reserve_blocks_min", "reserve_blocks_initial")
+        return self
 
 
 class EngineConfig(_Section):
@@ -127,11 +153,8 @@ class TransferConfig(_Section):
     @model_validator(mode="after")
     def _renews_in_time(self) -> Self:
         if self.renew_interval_s * 2 > self.lease_s:
-            message = (
-                f"renew_interval_s={self.renew_interval_s} must be at most half of "
-                f"lease_s={self.lease_s}"
-            )
-            raise ValueError(message)
+            message = "renew_interval_s must be at most half of lease_s"
+            raise conflict(self, message, "renew_interval_s", "lease_s")
         return self
 
 
@@ -209,10 +232,4 @@ class SluiceConfig(_Section):
         try:
             return cls.model_validate(content)
         except ValidationError as error:
-            problems = "; ".join(
-                f"{'.'.join(str(part) for part in problem['loc']) or 'config'}: "
-                f"{problem['msg'].removeprefix('Value error, ')}"
-                f" (got {problem['input']!r:.80})"
-                for problem in error.errors()
-            )
-            raise ConfigError(f"{source}: {problems}") from error
+            raise ConfigError(f"{source}: {describe_faults(error, cls)}") from error

@@ -78,6 +78,6 @@ async def test_with_tiers_what_was_decided_is_carried_out(tmp_path: Path) -> Non
 
 
 async def test_a_url_that_names_no_storage_stops_the_start() -> None:
-    cache = CacheConfig(host_tier_gib=1, storage_url="nonsense://")
+    cache = CacheConfig(host_tier_gib=1, storage_url="file:///proc/no")
     with pytest.raises(ConfigError):
         open_for(Decides(), cache, asyncio.Event(), Memory())
