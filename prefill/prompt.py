@@ -31,6 +31,11 @@ class Prompt:
         """Tokens to compute."""
         return len(self.token_ids)
 
+    @property
+    def is_pinned_at_reader(self) -> bool:
+        """The reader holds the KV of the first tokens, and keeps memory for the rest."""
+        return self.request.first_token > 0
+
     def start_at(self, num_tokens: int) -> None:
         """The KV of the first ``num_tokens`` is here."""
         self.num_cached_tokens = self.num_computed = self.num_settled = num_tokens

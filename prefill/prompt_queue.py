@@ -22,8 +22,10 @@ class PromptQueue:
                   └───────────────failed──────────────────┘
 
     A prompt in ``waiting`` owns no block, one in ``loading`` or ``loaded`` all of its blocks. One
-    whose KV is on its way from storage is passed by those behind it, for a bounded time, unless its
-    reader has pinned a prefix for it.
+    whose KV is on its way from storage is passed by those behind it, for a bounded time. If its
+    reader has pinned a prefix for it, those behind it wait too: the reader keeps memory for all the
+    rest of it, so one that passed could wait there for that memory, holding blocks here that this
+    one needs.
     """
 
     def __init__(self, blocks: BlockManager, layout: KVLayout, tiers: Tiers | None) -> None:
@@ -49,14 +51,9 @@ class PromptQueue:
         return len(self._loading) + len(self._loaded)
 
     def add(self, prompt: Prompt) -> None:
-        """Queue a prompt, and begin to look for its KV in storage.
-
-        Not for one whose first tokens its reader holds: the reader keeps memory for all the rest.
-        A prompt that passed it here could wait there for that memory, holding blocks here that
-        this one needs.
-        """
+        """Queue a prompt, and begin to look for its KV in storage."""
         self._waiting.append(prompt)
-        if self._tiers is not None and not prompt.request.first_token:
+        if self._tiers is not None:
             self._tiers.fetch(prompt.owner, prompt.run, prompt.num_tokens - 1)
 
     def remove(self, prompt: Prompt) -> None:
@@ -85,6 +82,8 @@ class PromptQueue:
             if len(self._loading) >= num_slots:
                 return None
             if self._tiers is not None and self._tiers.is_fetching(prompt.owner):
+                if prompt.is_pinned_at_reader:
+                    return None
                 continue
             room = self._admission.room(self._blocks.num_allocatable, num_running=num_running)
             if not self._admit(prompt, room):

@@ -34,14 +34,14 @@ class Bench:
             tiers=self.world.tiers,
         )
 
-    def add(self, name: str, first: int, num_blocks: int) -> None:
+    def add(self, name: str, first: int, num_blocks: int, *, first_token: int = 0) -> None:
         self.scheduler.add(
             Prefill(
                 request_id=RequestId(name),
                 attempt=Attempt(1),
                 prompt_token_ids=tuple(range(first, first + num_blocks * SIZE + 1)),
                 sampling=SamplingParams(seed=1, max_tokens=5),
-                first_token=0,
+                first_token=first_token,
             )
         )
 
@@ -155,6 +155,36 @@ def test_c19_one_that_waits_for_storage_is_passed_and_then_served(bench: Bench) 
     assert batch.sequences[0].token_ids == tuple(range(5000, 5000 + 2 * SIZE + 1))
     bench.complete(batch)
     for name in ("slow", "next"):
+        bench.world.blocks.release((RequestId(name), Attempt(1)))
+
+
+def test_c19_one_with_a_prefix_pinned_at_its_reader_is_looked_for_and_not_passed(
+    bench: Bench,
+) -> None:
+    # Given one that nobody waits for, and one whose reader keeps memory for it
+    bench.add("free", 4000, 2)
+    bench.add("pinned", 5000, 2, first_token=SIZE)
+    bench.add("next", 6000, 2)
+    bench.world.collect()
+    free, pinned, following = bench.world.pending
+    assert isinstance(bench.world.pending[pinned], Find)
+    bench.world.perform(following)
+
+    # While storage is asked for it, it passes, and is not passed
+    assert bench.scheduler.schedule() is None
+    assert bench.scheduler.num_waiting == 3
+
+    # When storage has answered, whatever that was, both go on
+    bench.world.perform(pinned, failed=True)
+    batch = bench.scheduler.schedule()
+    assert batch is not None
+    assert [part.token_ids[0] for part in batch.sequences] == [5000, 6000]
+    bench.complete(batch)
+    bench.world.perform(free)
+    batch = bench.scheduler.schedule()
+    assert batch is not None
+    bench.complete(batch)
+    for name in ("free", "pinned", "next"):
         bench.world.blocks.release((RequestId(name), Attempt(1)))
 
 

@@ -15,6 +15,7 @@ from core.errors import OutOfBlocksError
 from core.ids import BlockId, Generation, OperationId, Owner
 from decode.scheduler import DecodeScheduler
 from decode.sequence_table import SequenceTable
+from prefill.prompt import Prompt
 from tests.property.fleet import Fleet, Plan
 
 PATIENCE_S = 25.0
@@ -82,6 +83,14 @@ def test_j05_a_fleet_that_pins_prefixes_out_of_order_stalls(
 ) -> None:
     monkeypatch.setattr(SequenceTable, "has_unpromised_remote", property(lambda _: False))
     assert count_stalls(range(12)) > 0
+
+
+def test_j05_a_fleet_that_passes_prompts_with_pinned_prefixes_stalls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    serve(99)
+    monkeypatch.setattr(Prompt, "is_pinned_at_reader", property(lambda _: False))
+    assert count_stalls((99,)) == 1
 
 
 def test_j05_a_fleet_that_takes_pieces_without_a_promise_stalls(
