@@ -127,15 +127,19 @@ class BlockAllocator:
         The first block of a prefix is kept, so that equal content stays where it is shared
         already.
         """
-        tokens, first = holding.tokens, holding.num_offered_blocks
-        if tokens is None or num_blocks <= first:
+        tokens, node = holding.tokens, holding.prefix_node
+        first = holding.num_offered_blocks
+        if tokens is None:
             return
+        if node is not None and not self._tree.has_place(node, holding.prefix_version, first):
+            node, first = None, 0  # what others kept there was given up since
+        if num_blocks <= first:
+            return
+        holding.num_offered_blocks = num_blocks
         if num_blocks == first + 1 and self._offer_one(holding, tokens, first):
             return
-        holding.prefix_node, taken = self._tree.offer(
-            tokens, holding.tables, holding.prefix_node, first, num_blocks
-        )
-        holding.num_offered_blocks = num_blocks
+        node, taken = self._tree.offer(tokens, holding.tables, node, first, num_blocks)
+        holding.prefix_node, holding.prefix_version = node, node.version
         if len(taken) == 1:
             self._pool.keep_one(taken[0])
         elif taken:
@@ -144,12 +148,11 @@ class BlockAllocator:
     def _offer_one(self, holding: Holding, tokens: TokenRun, index: int) -> bool:
         """Lengthen the leaf that the last offer ended in; False, without a trace: it is none."""
         node = holding.prefix_node
-        if node is None or node.end != index:
+        if node is None or node.end != index or node.version != holding.prefix_version:
             return False
         column = array("q", [table.block_at(index) for table in holding.tables])
         if not self._tree.extend_leaf(node, column, tokens.slice(index, index + 1)):
             return False
-        holding.num_offered_blocks = index + 1
         for block_id in column:
             if block_id != HOLE:
                 self._pool.keep_one(block_id)
@@ -172,7 +175,7 @@ class BlockAllocator:
                 f"{holding.owner}: no usable hit of {num_blocks} blocks for these tokens; ask "
                 "count_cached_tokens with max_tokens for what may be hit"
             )
-        holding.prefix_node = hit.node
+        holding.prefix_node, holding.prefix_version = hit.node, hit.node.version
         pinned: list[BlockIds] = []
         for table, runs in zip(holding.tables, hit.runs, strict=True):
             for indices, block_ids in runs:

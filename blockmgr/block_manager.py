@@ -304,6 +304,8 @@ class BlockManager(BlockOperations):
         change = holding.num_tokens_of_next_offer
         if self._has_windows:
             change = next_change(self._layout, holding.num_settled_tokens)
+        if holding.num_writes:
+            change = 0  # settling looks at what has landed
         holding.num_tokens_of_next_change = min(change, holding.num_covered_tokens + 1)
 
     def _require_landed(self, holding: Holding, num_tokens: int) -> None:

@@ -29,7 +29,9 @@ class Holding:
     num_offered_blocks: int
     """Leading blocks that have been offered to the prefix tree."""
     prefix_node: PrefixNode | None = None
-    """Where the last offer ended."""
+    """Where the last offer, or the hit, ended."""
+    prefix_version: int = 0
+    """Of that node, then."""
     num_known_blocks: int = 0
     """Full blocks of ``tokens`` at admission."""
     num_tokens_of_next_offer: int = 0

@@ -178,26 +178,17 @@ class BlockPool:
         Raises:
             DoubleReleaseError: some blocks, all named, do not have a hold to drop. They were left
                 alone; all others were changed.
-            InternalError: a counter of some blocks is full. The same holds.
+            InternalError: a counter of some blocks is full. Nothing was changed.
         """
-        refused: list[int] = []
-        words = self._words[block_ids]
-        # Few words differ in a batch, and those that become FREE or CACHED never do: so the order
-        # of the batch is kept where it matters.
-        while len(block_ids):
-            word = int(words[0])
-            is_same = words == word
-            if np.count_nonzero(is_same) == len(words):
-                same, block_ids = block_ids, block_ids[:0]
-            else:
-                same = block_ids[is_same]
-                block_ids, words = block_ids[~is_same], words[~is_same]
-            if change.is_possible(word):
+        absent: list[int] = []
+        for same, word in _by_word(block_ids, self._words[block_ids], change):
+            if change.is_droppable(word):
                 self._change_equal(same, word, word + change.delta)
             else:
-                refused += same.tolist()
-        if refused:
-            _raise_refused(refused, change)
+                absent += same.tolist()
+        if absent:
+            names = "+".join(hold.name for hold in change.drop)
+            raise DoubleReleaseError(f"blocks {absent} have no {names} to drop")
 
     def _change_equal(self, block_ids: BlockIds, word: int, new_word: int) -> None:
         """Change blocks that all have ``word``."""
@@ -235,9 +226,28 @@ class BlockPool:
         assert np.array_equal(np.sort(self._free.block_ids), free), "FREE blocks are not queued"
 
 
-def _raise_refused(block_ids: list[int], change: HoldChange) -> None:
-    if change.drop:
-        names = "+".join(hold.name for hold in change.drop)
-        raise DoubleReleaseError(f"blocks {block_ids} have no {names} to drop")
-    names = "+".join(hold.name for hold in change.add)
-    raise InternalError(f"blocks {block_ids} have as many {names} as can be counted")
+def _by_word(
+    block_ids: BlockIds, words: NDArray[np.int64], change: HoldChange
+) -> list[tuple[BlockIds, int]]:
+    """Split a batch into blocks with equal words, each in the order of the batch.
+
+    Few words differ in a batch, and those that become FREE or CACHED never do: so the order of the
+    batch is kept where it matters.
+
+    Raises:
+        InternalError: a counter that ``change`` adds to is full.
+    """
+    split: list[tuple[BlockIds, int]] = []
+    while len(block_ids):
+        word = int(words[0])
+        if not change.is_countable(word):
+            names = "+".join(hold.name for hold in change.add)
+            full = block_ids[words == word].tolist()
+            raise InternalError(f"blocks {full} have as many {names} as can be counted")
+        is_same = words == word
+        if np.count_nonzero(is_same) == len(words):
+            split.append((block_ids, word))
+            break
+        split.append((block_ids[is_same], word))
+        block_ids, words = block_ids[~is_same], words[~is_same]
+    return split

@@ -46,11 +46,13 @@ class PrefixEviction:
         self._pool = pool
         self._has_windows = bool(windows)
         self._windows = WindowEviction(nodes, pool, windows)
-        self._is_all_windows = is_all_windows
+        self.is_all_windows = is_all_windows
         """Whether no group keeps a column alive by itself."""
         self._leaves = LeafOrder()
         self._num_going = NodeArray(1024, 0)
         """Scratch: children of a node that a batch takes."""
+        self._latest = NodeArray(1024, 0)
+        """Scratch: when the last of them was used."""
         self._time = 0
 
     # What happens to nodes
@@ -116,7 +118,7 @@ class PrefixEviction:
         finally:
             self._recycle(np.array(taken, dtype=np.int64), recycle)
         missing = count - len(taken)
-        while missing > 0 and (num_freed := self._take_inner(recycle)):
+        while missing > 0 and (num_freed := self._take_inner(missing, recycle)):
             missing -= num_freed
 
     def evict_one(self) -> int | None:
@@ -153,7 +155,7 @@ class PrefixEviction:
             leaf is None or node.window_used <= self._leaves.time_of(leaf.index)
         ):
             self._windows.take(node, count, taken)
-            if self._is_all_windows and self._nodes.is_leaf(node):
+            if self.is_all_windows and self._nodes.is_leaf(node):
                 self._trim(node)
         elif leaf is None:
             return False
@@ -185,7 +187,8 @@ class PrefixEviction:
 
     def _take_small_leaves(self, count: int, taken: "array[int]") -> None:
         """Take leaves of one column that are the oldest, and the parents that this exposes."""
-        self._num_going.reserve(self._nodes.num_indices)
+        for scratch in (self._num_going, self._latest):
+            scratch.reserve(self._nodes.num_indices)
         oldest = self._leaves.oldest(count)
         is_small = self._nodes.num_columns.many[oldest] == 1
         if not is_small.all():
@@ -199,25 +202,30 @@ class PrefixEviction:
     def _with_exposed(self, leaves: Indices) -> Indices:
         """Return ``leaves`` with the parents of one column that their going exposes, in order.
 
-        Up to where a longer parent that is exposed would come, which is taken column by column.
+        Up to where a longer parent that is exposed would come, which is taken column by column. A
+        parent that was not used since its child comes behind that child all the same: no part of
+        the order, from its start on, leaves a child without its parent.
         """
-        nodes, num_going = self._nodes, self._num_going.many
+        nodes, num_going, latest = self._nodes, self._num_going.many, self._latest.many
         found, times = [leaves], [self._leaves.times_of(leaves)]
         touched: list[Indices] = []
         first_long = np.iinfo(np.int64).max
         while len(found[-1]):
             parents = nodes.parent.many[found[-1]]
             np.add.at(num_going, parents, 1)
+            np.maximum.at(latest, parents, times[-1])
             touched.append(parents)
             is_exposed = num_going[parents] == nodes.num_children.many[parents]
             parents = nodes.distinct(parents[is_exposed & (nodes.num_columns.many[parents] > 0)])
             parents = parents[self._pool.is_cached(nodes.last_block.many[parents])]
+            parent_times = np.maximum(self._leaves.times_of(parents), latest[parents])
             is_small = nodes.num_columns.many[parents] == 1
-            long_times = self._leaves.times_of(parents[~is_small])
-            first_long = min(first_long, int(long_times.min(initial=first_long)))
+            first_long = min(first_long, int(parent_times[~is_small].min(initial=first_long)))
             found.append(parents[is_small])
-            times.append(self._leaves.times_of(parents[is_small]))
-        num_going[np.concatenate(touched)] = 0
+            times.append(parent_times[is_small])
+        for indices in touched:
+            num_going[indices] = 0
+            latest[indices] = 0
         all_times = np.concatenate(times)
         # Stable: of one time, a child goes before its parent.
         order = np.argsort(all_times, kind="stable")
@@ -251,7 +259,7 @@ class PrefixEviction:
         parent = self._nodes.detach(node)
         if parent is None:
             return
-        if self._is_all_windows:
+        if self.is_all_windows:
             self._trim(parent)
         else:
             self._expose(parent)
@@ -279,27 +287,30 @@ class PrefixEviction:
 
     # In front of what is in use
 
-    def _take_inner(self, recycle: Recycle) -> int:
-        """Give up the longest unused prefix although something behind it is in use.
+    def _take_inner(self, count: int, recycle: Recycle) -> int:
+        """Give up the end of a prefix although something behind it is in use.
 
         What is in use stays with its owner; only the tree forgets it, with all that follows. This
-        happens where two requests computed one prefix at one time, and the one whose copy was not
-        kept outlives the other.
+        happens where a copy still reads the end of what nobody uses, and where two requests
+        computed one prefix at one time and the one whose copy was not kept outlives the other.
 
         Returns:
-            CACHED blocks that were recycled; 0 if there is none left.
+            CACHED blocks that were recycled, ``count`` or a few more if the node has them; 0 if
+            there is none left. The work is proportional to the pool.
         """
         cached = self._pool.cached()
         nodes = list(self._nodes.nodes_of(cached)) if len(cached) else []
         if not nodes:
             return 0
-        node = min(nodes, key=lambda node: self._leaves.time_of(node.index))
+        node = min(nodes, key=lambda node: (self._leaves.time_of(node.index), -node.start))
         rows = np.array(node.rows, dtype=np.int64)
-        unused = ((rows != HOLE) & self._pool.is_cached(rows)).any(axis=0)
-        block_ids = self._cut(node, node.start + int(unused.argmax()))
-        num_cached = int(self._pool.is_cached(block_ids).sum())
+        num_cached = ((rows != HOLE) & self._pool.is_cached(rows)).sum(axis=0)
+        from_end = np.cumsum(num_cached[::-1])
+        enough = min(count, int(from_end[-1]))
+        block_ids = self._cut(node, node.end - 1 - int(np.searchsorted(from_end, enough)))
+        num_freed = int(self._pool.is_cached(block_ids).sum())
         self._recycle(block_ids, recycle)
-        return num_cached
+        return num_freed
 
     def _cut(self, node: PrefixNode, index: int) -> BlockIds:
         """Take all from ``index`` of ``node`` on out of the tree, and return the blocks."""

@@ -32,6 +32,7 @@ class PrefixNode:
         "rows",
         "start",
         "tokens",
+        "version",
         "window_used",
     )
 
@@ -50,6 +51,8 @@ class PrefixNode:
         self.children: dict[bytes, PrefixNode] = {}
         self.index = NO_INDEX
         """Names the node in arrays over blocks."""
+        self.version = 0
+        """Grows whenever the run loses its end: what comes there next may be other tokens."""
         self.window_used = 0
         """When its blocks in groups with a window were."""
 
@@ -89,6 +92,7 @@ class PrefixNode:
         for row in self.rows:
             del row[end - self.start :]
         self.end = end
+        self.version += 1
 
     def split(self, index: int, block_nbytes: int) -> "PrefixNode":
         """Return a new parent with the run up to ``index``; this node keeps the rest.

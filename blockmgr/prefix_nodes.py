@@ -132,6 +132,11 @@ class PrefixNodes:
         self.num_children.one[parent.index] -= 1
         return self._if_leaf(parent.index)
 
+    def drop_if_empty(self, node: PrefixNode) -> None:
+        """Take ``node`` out if it is a root without a child."""
+        if node.parent is None and not self.num_children.one[node.index]:
+            self._if_leaf(node.index)
+
     def detach_all(self, nodes: Indices) -> list[PrefixNode]:
         """Take childless nodes, or such whose children are among them, out.
 
@@ -256,6 +261,8 @@ class PrefixNodes:
             assert node.start == parent.end, "a run has a gap"
             assert bytes(node.tokens[: len(node.key)]) == node.key
             assert self.parent.one[node.index] == parent.index
+            is_root = parent.parent is None and self._roots.get(parent.key) is parent
+            assert is_root or self.is_alive(parent), "a node outlived its parent"
             assert self.num_columns.one[node.index] == node.num_columns
             assert self.last_block.one[node.index] == node.rows[0][-1]
         for node in [*nodes, *self._roots.values()]:

@@ -153,8 +153,9 @@ class PrefixTree:
         Args:
             tokens: With at least ``stop`` full blocks.
             tables: One per group.
-            node: What an earlier offer returned for the first ``start`` blocks; None: none did.
-            start: Blocks offered before.
+            node: What an earlier offer returned for the first ``start`` blocks, if it has its
+                place (``has_place``); None: begin anew.
+            start: Blocks offered before; 0 without ``node``.
             stop: More than ``start``.
 
         Returns:
@@ -163,6 +164,7 @@ class PrefixTree:
         self._version += 1
         node, at = self._resume(tokens, node, start)
         taken = array("q")
+        stop = self._last_present(tables, stop) if self.eviction.is_all_windows else stop
         while at < stop:
             if at < node.end:
                 skip = at - node.start
@@ -177,7 +179,23 @@ class PrefixTree:
             else:
                 node = self._extend(node, tokens, tables, range(at, stop), taken)
                 at = stop
+        self._nodes.drop_if_empty(node)
         return node, taken
+
+    def _last_present(self, tables: Sequence[BlockTable], stop: int) -> int:
+        """Return the end of the last column before ``stop`` that is not all holes."""
+        while stop and all(table.block_at(stop - 1) == HOLE for table in tables):
+            stop -= 1
+        return stop
+
+    def has_place(self, node: PrefixNode, version: int, num_blocks: int) -> bool:
+        """Whether the first ``num_blocks`` of an offer, or hit, that ended in ``node`` are there.
+
+        A node that lost its end since may have grown again, with other tokens: ``version``, which
+        it had then, tells.
+        """
+        is_same = self._nodes.is_alive(node) and node.version == version
+        return is_same and num_blocks <= node.end
 
     def extend_leaf(self, node: PrefixNode, column: "array[int]", key: bytearray) -> bool:
         """Put one column behind ``node``, as ``offer`` would: what decoding does all the time.
@@ -197,8 +215,8 @@ class PrefixTree:
     def _resume(
         self, tokens: TokenRun, node: PrefixNode | None, start: int
     ) -> tuple[PrefixNode, int]:
-        """Return where an offer goes on: at the root if the place of the last one is gone."""
-        if node is not None and self._nodes.is_alive(node) and start <= node.end:
+        """Return where an offer goes on: at the root if there is no place of an earlier one."""
+        if node is not None:
             while start <= node.start and node.parent is not None:
                 node = node.parent  # the run was split since
             return node, start

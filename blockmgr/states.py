@@ -20,7 +20,7 @@ can leave a block in a state that contradicts what may still touch it.
 The holds of a block are counters packed into one 64-bit word, so that adding one to a thousand
 blocks is one addition:
 
-    bit 63  62         47 46    33 32   21 20        9 8     1 0
+    bit 63  62         48 47    33 32   19 18        7 6     1 0
        0  | OWNER        | LEASE  | STEP  | OPERATION | WRITE | CACHE
 """
 
@@ -68,8 +68,8 @@ class Hold(IntEnum):
     """Live requests that have it in a block table."""
 
 
-SHIFT_OF_HOLD: Final = (0, 1, 9, 21, 33, 47)
-_WIDTH_OF_HOLD: Final = (1, 8, 12, 12, 14, 16)
+SHIFT_OF_HOLD: Final = (0, 1, 7, 19, 33, 48)
+_WIDTH_OF_HOLD: Final = (1, 6, 12, 14, 15, 15)
 UNIT_OF_HOLD: Final = tuple(1 << shift for shift in SHIFT_OF_HOLD)
 """One of each hold, by its value."""
 MASK_OF_HOLD: Final = tuple(
@@ -90,12 +90,16 @@ class HoldChange:
         self._full = tuple([MASK_OF_HOLD[hold] for hold in add])
         self._needed = tuple([MASK_OF_HOLD[hold] for hold in drop])
 
-    def is_possible(self, word: int) -> bool:
-        """Whether a block with these holds has what is dropped, and can count what is added."""
-        for mask in self._needed:
+    def is_droppable(self, word: int) -> bool:
+        """Whether a block with these holds has all that is dropped."""
+        for mask in self._needed:  # noqa: SIM110 - a generator costs more than the rest
             if not word & mask:
                 return False
-        for mask in self._full:  # noqa: SIM110 - a generator costs more than the rest
+        return True
+
+    def is_countable(self, word: int) -> bool:
+        """Whether a block with these holds can count one more of all that is added."""
+        for mask in self._full:  # noqa: SIM110 - as above
             if word & mask == mask:
                 return False
         return True

@@ -177,5 +177,6 @@ class KVBudget:
 
     def _start_at(self, sequence: Sequence, num_tokens: int) -> None:
         sequence.num_computed = sequence.num_settled = num_tokens
+        sequence.num_covered = 0
         if sequence.num_preemptions == 0:
             sequence.num_cached_tokens = num_tokens
