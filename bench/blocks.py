@@ -25,6 +25,7 @@ from bench.machine import describe_machine
 from bench.measure import say
 from deploy.model_source import cache_folder
 
+QUICK_NOTE = "--quick: these sizes are too small to meet the aims of speed; leave it out for those"
 PARTS = ("storm", "life", "evict")
 """In their order: the storm comes first, because it watches the memory of this process."""
 _EXIT_INTERRUPTED = 130
@@ -141,7 +142,7 @@ def report(
     }
 
 
-def _print_tables(results: Results) -> None:
+def _print_tables(results: Results, *, is_quick: bool) -> None:
     console = Console(width=120)
     lives = Table("case", "side", title="A request's life, median in us")
     columns = ("build", "admit", "append", "release", "manager", "whole")
@@ -156,6 +157,8 @@ def _print_tables(results: Results) -> None:
     for name, ratio in results.ratios.items():
         aims.add_row(name, f"{ratio:.2f}")
     console.print(aims)
+    if is_quick:
+        console.print(QUICK_NOTE, highlight=False)
 
 
 def main() -> int:
@@ -171,7 +174,7 @@ def main() -> int:
         say("interrupted; the peer's process is stopped")
         return _EXIT_INTERRUPTED
     names = ("pool_sizes", "rounds", "requests", "cached_blocks")
-    _print_tables(results)
+    _print_tables(results, is_quick=arguments.quick)
     parameters = {name: getattr(arguments, name) for name in names}
     print(json.dumps(report(results, machine, parameters)), flush=True)
     is_sound = not results.storm.get("leaked_blocks") and not results.storm.get("double_releases")

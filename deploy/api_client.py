@@ -48,12 +48,14 @@ class CacheStatus(msgspec.Struct, frozen=True):
     """unreachable: it did not answer the router, and nothing below is known."""
     blocks: dict[str, int] = {}
     """By state."""
-    hit_rate: float = 0.0
-    """Of the tokens looked up, since the worker's start."""
+    query_tokens: int = 0
+    """Looked up since the worker's start."""
     evictions: int = 0
     reset: Literal["none", "pending", "done"] = "none"
     """Of the last reset."""
     tiers: tuple[TierUse, ...] = ()
+    storage: Literal["none", "pending", "done", "failed"] = "none"
+    """Of the last reset: whether storage has taken it."""
 
 
 class _Caches(msgspec.Struct, frozen=True):
@@ -65,13 +67,13 @@ class WorkerReset(msgspec.Struct, frozen=True):
 
     worker_id: WorkerId
     role: Role
-    status: Literal["done", "pending", "unreachable"]
+    status: Literal["done", "pending", "storage_failed", "unreachable"]
 
 
 class CacheReset(msgspec.Struct, frozen=True):
     """What a reset has come to at all workers; ``status`` is the worst of theirs."""
 
-    status: Literal["done", "pending", "unreachable"]
+    status: Literal["done", "pending", "storage_failed", "unreachable"]
     workers: list[WorkerReset]
 
 

@@ -1,13 +1,51 @@
 """``sluice cache reset`` and ``sluice cache show``: the prefix caches of a running deployment."""
 
 import time
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from rich.console import Console
 
-from deploy.api_client import ApiClient, CacheStatus
+from core.ids import WorkerId
+from core.tiers import Tier
+from deploy.api_client import ApiClient, CacheStatus, WorkerReset
 
 EXIT_NOT_DONE = 1
 POLL_INTERVAL_S = 0.25
+MAX_WAIT_S = 3600.0
+_NOT_IN_USE = ("free", "cached")
+_BLOCKS_OF_TIER: Final = {
+    Tier.DEVICE: "blocks cached",
+    Tier.HOST: "blocks cached",
+    # Other workers write there and delete, too; nobody counts what is there.
+    Tier.STORAGE: "blocks that this worker knows of",
+}
+
+
+@dataclass(slots=True)
+class _Reset:
+    """How far one worker's reset is."""
+
+    worker_id: WorkerId
+    status: Literal["done", "pending", "unreachable"]
+    in_use: str = ""
+    """Its blocks in use now, by state; "": it did not answer."""
+
+    def take(self, cache: CacheStatus) -> None:
+        """Take a later look at the worker's cache."""
+        self.in_use = _count(cache, but=_NOT_IN_USE)
+        if cache.status == "ok" and cache.reset != "pending":
+            # A new life of the worker knows of no reset, and may find the old in storage.
+            self.status = "done" if cache.reset == "done" else "unreachable"
+
+    def line(self) -> str:
+        if self.status != "pending":
+            return f"{self.worker_id}: {self.status}"
+        in_use = f"some of {self.in_use} blocks" if self.in_use else "it did not say which blocks"
+        return (
+            f"{self.worker_id}: pending: nothing old can be hit, but what was in use at the reset "
+            f"still is: {in_use}"
+        )
 
 
 def run_cache_reset(url: str, *, wait_s: float) -> int:
@@ -22,21 +60,33 @@ def run_cache_reset(url: str, *, wait_s: float) -> int:
     """
     client = ApiClient(url.rstrip("/").removesuffix("/v1"))
     deadline = time.monotonic() + wait_s
-    status_of = {w.worker_id: w.status for w in client.reset_caches().workers}
-    while "pending" in status_of.values() and time.monotonic() < deadline:
-        time.sleep(POLL_INTERVAL_S)  # an HTTP client is told nothing unless it asks
+    resets = _wait(client, client.reset_caches().workers, deadline)
+    console = Console(soft_wrap=True)
+    for reset in resets:
+        console.print(reset.line(), highlight=False)
+    statuses = {reset.status for reset in resets}
+    if "pending" in statuses:
+        waited = f"waited {wait_s:g} s; " if wait_s else ""
+        again = "look again with sluice cache show, or wait with sluice cache reset --wait SECONDS"
+        console.print(f"{waited}{again}", highlight=False)
+    return 0 if statuses <= {"done"} else EXIT_NOT_DONE
+
+
+def _wait(client: ApiClient, workers: list[WorkerReset], deadline: float) -> list[_Reset]:
+    """Look at what is pending until nothing is or ``deadline`` is over, and once at least."""
+    reset_of = {w.worker_id: _Reset(w.worker_id, w.status) for w in workers}
+    while pending := {key for key, reset in reset_of.items() if reset.status == "pending"}:
         for cache in client.caches():
-            if status_of.get(cache.worker_id) == "pending" and cache.reset != "pending":
-                # A new life of the worker knows of no reset, and may find the old in storage.
-                status_of[cache.worker_id] = "done" if cache.reset == "done" else "unreachable"
-    console = Console()
-    for worker_id, status in status_of.items():
-        console.print(f"{worker_id}: {status}", highlight=False)
-    return 0 if set(status_of.values()) <= {"done"} else EXIT_NOT_DONE
+            if cache.worker_id in pending:
+                reset_of[cache.worker_id].take(cache)
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(POLL_INTERVAL_S)  # an HTTP client is told nothing unless it asks
+    return list(reset_of.values())
 
 
 def run_cache_show(url: str) -> int:
-    """Print blocks by state, hit rate, evictions and tiers of every worker; return 0.
+    """Print blocks by state, hits by tier, evictions and the last reset of every worker; return 0.
 
     Raises:
         ConfigError: ``url`` is malformed.
@@ -51,10 +101,29 @@ def run_cache_show(url: str) -> int:
 def _lines(cache: CacheStatus) -> list[str]:
     if cache.status == "unreachable":
         return [f"{cache.worker_id}: unreachable"]
-    states = ", ".join(f"{count} {state}" for state, count in cache.blocks.items() if count)
     return [
-        f"{cache.worker_id}: {sum(cache.blocks.values())} blocks: {states}",
-        f"  {cache.hit_rate:.1%} of looked-up tokens hit, {cache.evictions} blocks evicted",
+        f"{cache.worker_id}: {sum(cache.blocks.values())} blocks: {_count(cache)}",
+        f"  {_hits(cache)}",
+        *(
+            f"  {use.tier}: {use.blocks} {_BLOCKS_OF_TIER[use.tier]}, {use.hit_tokens} tokens hit"
+            for use in cache.tiers
+        ),
+        f"  {cache.evictions} blocks evicted from the pool",
         f"  last reset: {cache.reset}",
-        *(f"  {use.tier}: {use.blocks} blocks, {use.hit_tokens} tokens hit" for use in cache.tiers),
     ]
+
+
+def _count(cache: CacheStatus, *, but: tuple[str, ...] = ()) -> str:
+    """Return the blocks of each state that has any, those of ``but`` left out."""
+    counts = cache.blocks.items()
+    return ", ".join(f"{count} {state}" for state, count in counts if count and state not in but)
+
+
+def _hits(cache: CacheStatus) -> str:
+    """Return which part of the tokens looked up each tier had."""
+    if not cache.query_tokens:
+        return "no tokens looked up"
+    shares = [(str(use.tier), use.hit_tokens / cache.query_tokens) for use in cache.tiers]
+    parts = ", ".join(f"{share:.1%} {tier}" for tier, share in shares)
+    whole = sum(share for _, share in shares)
+    return f"{cache.query_tokens} tokens looked up, {whole:.1%} hit: {parts}"

@@ -1,6 +1,7 @@
 """The command line: arguments in, exit codes and one-line errors out."""
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from typing import NoReturn
 
 from core.config import SluiceConfig
 from core.errors import ConfigError, SluiceError
-from deploy.cache_commands import run_cache_reset, run_cache_show
+from deploy.cache_commands import MAX_WAIT_S, run_cache_reset, run_cache_show
 from deploy.model_source import resolve_model
 from deploy.ray_environment import prepare_ray_environment
 from deploy.settings import load_settings
@@ -113,16 +114,27 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_cache_commands(commands: "argparse._SubParsersAction[_OneLineParser]") -> None:
-    _add_url(_add(commands, "show", _cache_show, "Blocks by state, hit rate, evictions, tiers."))
+    _add_url(_add(commands, "show", _cache_show, "Blocks by state, hits by tier, evictions."))
     reset = _add(commands, "reset", _cache_reset, "Forget every prefix computed up to now.")
     _add_url(reset)
     reset.add_argument(
         "--wait",
-        type=float,
+        type=_wait_s,
         default=0.0,
         metavar="S",
         help="seconds to wait until what was in use is over, too; default: do not wait",
     )
+
+
+def _wait_s(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= MAX_WAIT_S:
+        message = f"{text!r} is not a number of seconds from 0 to {MAX_WAIT_S:g}"
+        raise argparse.ArgumentTypeError(message)
+    return seconds
 
 
 def _add(

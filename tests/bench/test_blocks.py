@@ -51,7 +51,9 @@ def test_whole_run_ends_with_one_json_line(
 
     assert blocks.main() == 0
 
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    *table, last = capsys.readouterr().out.splitlines()
+    assert table[-1] == blocks.QUICK_NOTE
+    found = json.loads(last)
     assert found["bench"] == "blocks"
     assert set(found) == {"bench", "ratios", "figures", "machine", "missing"}
     assert set(found["figures"]) == {"parameters", "life", "evict", "storm"}
