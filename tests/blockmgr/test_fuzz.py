@@ -74,7 +74,7 @@ TestWorld.settings = settings(
 def run(world: World, rng: random.Random, num_events: int, *, recount_every: int = 1) -> None:
     """Let ``num_events`` random events happen, with the proportions of a busy worker."""
     events = {
-        lambda: world.admit(rng.randrange(3), rng.randint(1, 10), local=rng.random() < 0.6): 5,
+        lambda: world.admit(rng.randrange(20), rng.randint(1, 10), local=rng.random() < 0.6): 5,
         lambda: world.dispatch(rng.getrandbits(24)): 8,
         world.execute: 8,
         lambda: world.complete(rng.randrange(3)): 8,

@@ -163,7 +163,9 @@ def test_a_prefix_of_which_no_block_was_received_leaves_no_node(make_manager: Ma
 
 def test_i5_settling_looks_at_what_has_landed_each_time(make_manager: MakeManager) -> None:
     blocks = make_manager(8, block_size=4)
-    owner = admit_new(blocks, "R", 0)
+    owner = owner_of("R")
+    tokens = run_of(range(16), 4)
+    blocks.admit(owner, tokens=tokens, num_cached_tokens=0, num_tokens=0)
     blocks.begin_receive(owner, [ReceiveTarget(0, 0, 1)], OperationId(1))
     blocks.end_operation(OperationId(1))
     blocks.begin_receive(owner, [ReceiveTarget(0, 1, 3)], OperationId(2))

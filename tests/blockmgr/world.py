@@ -23,7 +23,14 @@ NUM_BLOCKS = 14
 MAX_STEPS = 3
 MAX_TOKENS = 14
 GROUPS = (KVGroup(layers=(0,)), KVGroup(layers=(1,), window=3, num_sinks=1))
-PROMPTS = ([1] * 10, [1, 1, 1, 1, 2, 2, 2, 2, 2, 2], [3] * 10)
+PROMPTS = (
+    [1] * 10,
+    [1, 1, 1, 1, 2, 2, 2, 2, 2, 2],
+    [3] * 10,
+    [1, 1, 1, 1, 1, 7, 7, 7, 7, 7],
+    [3, 3, 3, 8, 8, 8, 8, 8, 8, 8],
+)
+"""Some begin as others do, or as others go on: what a request decodes is 7s or 8s."""
 Cell = tuple[int, int, int]
 """Block, slot, value."""
 
@@ -107,6 +114,8 @@ class World:
         tokens = PROMPTS[pick % len(PROMPTS)][:length]
         run = run_of(tokens, BLOCK_SIZE)
         cached = self.blocks.count_cached_tokens(run, length - 1)
+        if pick % 4 == 3:
+            cached = 0  # it computes what is here already: equal prefixes at one time
         self.num_names += 1
         life = Life(owner_of(f"R{self.num_names}"), list(tokens), run, cached, cached)
         counts = self.blocks.counts()
@@ -264,10 +273,12 @@ class World:
             self.blocks.end_operation(operation)
 
     def begin_copy(self, pick: int) -> None:
-        """A copy out of a request's blocks starts."""
+        """A copy out of a request's blocks starts: of all, or of the last in each table."""
         if self.lives:
             life = self.lives[pick % len(self.lives)]
-            named = self._held(life)
+            tables = self.blocks.block_tables(life.owner)
+            first = 0 if pick % 2 else max(map(len, tables)) - 1
+            named = {int(at) for table in tables for at in table[first:] if at >= 0}
             if named:
                 operation = self._next_operation()
                 self.blocks.begin_operation(life.owner, map(BlockId, named), operation)
@@ -355,7 +366,7 @@ class World:
         except OutOfBlocksError:
             assert self.blocks.num_tokens_covered(life.owner) == covered
             return
-        more = [7] * (end - len(life.tokens))
+        more = [7 + self.lives.index(life) % 2] * (end - len(life.tokens))
         life.tokens.extend(more)
         life.run.extend(more)
         for group, table in enumerate(self.blocks.block_tables(life.owner)):
