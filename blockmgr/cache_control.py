@@ -25,12 +25,20 @@ class CacheControl:
         self._book = book
         self._reset_at: float | None = None
 
-    def reset(self) -> None:
+    @property
+    def epoch(self) -> str:
+        """Of the newest reset that is known; "": none, or there are no tiers."""
+        return "" if self._book is None else self._book.epoch
+
+    def reset(self, epoch: str = "") -> None:
         """Forget every prefix computed up to now: from this moment none can be hit.
 
+        ``epoch`` is what stored blocks are named after from now on; "": one of this worker alone.
         What is in use stays with its owner. ``state`` says "pending" until each block that was in
         use (owned, leased, FENCED or QUARANTINED) at this moment has been FREE once.
         """
+        if self._book is not None:
+            self._book.choose_epoch(epoch)
         self._blocks.reset_cache()
         self._reset_at = self._ages.now()
 
@@ -49,6 +57,7 @@ class CacheControl:
                 TierUse(Tier.DEVICE, counts[BlockState.CACHED], stats.hit_tokens),
                 *self._lower_tiers(),
             ),
+            storage="none" if self._book is None else self._book.storage_reset,
         )
 
     def _lower_tiers(self) -> list[TierUse]:

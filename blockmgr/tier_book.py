@@ -6,11 +6,13 @@ Pure: calls in, actions out; whoever moves bytes answers each action by its oper
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from blockmgr.host_tier import HostEntry, HostTier
 from blockmgr.storage_book import NamesForHit, StorageBook
 from blockmgr.tier_actions import TierActions
 from blockmgr.tier_stats import TierStats
+from core.cache_epoch import epoch_after
 from core.config import CacheConfig
 from core.errors import ConfigError
 from core.ids import BlockId, Incarnation, OperationId, Owner
@@ -90,8 +92,10 @@ class TierBook:
         )
         self._bounds = bounds
         self._incarnation = incarnation
-        self._num_resets = 0
         self._epoch = ""
+        self._chosen_epoch = ""
+        self._marked_epoch = ""
+        self.storage_reset: Literal["none", "pending", "done", "failed"] = "none"
         self._stores: dict[OperationId, list[HostEntry]] = {}
         self._loads: dict[OperationId, list[HostEntry]] = {}
         self._num_copied = 0
@@ -200,18 +204,39 @@ class TierBook:
 
     # Resets
 
+    @property
+    def epoch(self) -> str:
+        """What names are salted with: the newest reset that is known; "": none."""
+        return self._epoch
+
+    def choose_epoch(self, epoch: str) -> None:
+        """Let the next reset begin ``epoch``, as on every other worker of the storage."""
+        self._chosen_epoch = epoch
+
     def forget_all(self) -> None:
         """Nothing stored up to now can be hit any more, in storage neither.
 
-        Another worker of the same storage that is not reset goes on with what it has until it
-        starts again.
+        Without a chosen epoch it is one of this worker alone. One that is not newer than that of
+        another reset comes too late: all go by the newer one, and ``storage_reset`` is "failed",
+        since what was stored between the two stays.
         """
-        self._num_resets += 1
-        self._epoch = f"{self._incarnation}-{self._num_resets}"
+        epoch, self._chosen_epoch = self._chosen_epoch, ""
+        epoch = epoch or epoch_after(self._epoch, by=self._incarnation)
+        is_newer = epoch > self._epoch
+        self._epoch = max(epoch, self._epoch)
         self.host.forget_all()
-        if self.storage is not None:
-            self.storage.forget_all()
-            self.actions.append(MarkEpoch(self.actions.new_operation(), self._epoch))
+        if self.storage is None:
+            return
+        self.storage.forget_all()
+        self.storage_reset = "pending" if is_newer else "failed"
+        self._marked_epoch = epoch if is_newer else ""
+        if is_newer:
+            self.actions.append(MarkEpoch(self.actions.new_operation(), epoch))
+
+    def marked(self, epoch: str, *, failed: bool) -> None:
+        """``epoch`` is in storage, for later workers to begin with, or ``failed`` to get there."""
+        if epoch == self._marked_epoch:
+            self.storage_reset = "failed" if failed else "done"
 
     def begin_epoch(self, epoch: str) -> None:
         """The storage was reset to ``epoch`` before; called at the start, when nothing is here."""

@@ -164,6 +164,10 @@ class Tiers:
         """The storage is there, and was reset last to ``epoch``; "" is never."""
         self.book.begin_epoch(epoch)
 
+    def marked(self, epoch: str, *, failed: bool) -> None:
+        """Later workers begin with ``epoch``; or, ``failed``, may not."""
+        self.book.marked(epoch, failed=failed)
+
     def copied_out(self, operation: OperationId, *, failed: bool) -> None:
         """A ``CopyOut`` is over: it reads no block any more."""
         if self.book.end_store(operation, failed=failed):

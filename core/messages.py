@@ -197,6 +197,8 @@ class Heartbeat(Message, frozen=True):
     load: WorkerLoad
     state: Literal["ready", "draining"] = "ready"
     metrics_address: str = ""
+    cache_epoch: str = ""
+    """Of the newest reset that the worker knows of."""
 
 
 class ResetCache(Message, frozen=True):
@@ -204,6 +206,9 @@ class ResetCache(Message, frozen=True):
 
     number: int
     """Of the question; the answer repeats it."""
+    epoch: str = ""
+    """What stored blocks are named after from now on, the same on every worker (see
+    ``core.cache_epoch``); "": the worker names one, and shares nothing that it stores."""
 
 
 class ShowCache(Message, frozen=True):
@@ -236,6 +241,9 @@ class CacheState(msgspec.Struct, frozen=True):
     reset: Literal["none", "pending", "done"]
     """Of the last reset: pending while a block that was in use then still is."""
     tiers: tuple[TierUse, ...]
+    storage: Literal["none", "pending", "done", "failed"] = "none"
+    """Whether the last reset is written to storage, so that later workers keep to it; none: there
+    is no storage, or was no reset. failed: what was stored may come back."""
 
 
 class CacheReport(Message, frozen=True):

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from core.channel import ChannelKeys, ClientChannel
 from core.errors import HandshakeError, PeerLostError
 from core.ids import Incarnation, WorkerId
 from core.messages import AnyMessage, Heartbeat, Hello
+from core.tasks import raise_in_loop
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ class RouterLink:
         worker_id: WorkerId,
         incarnation: Incarnation,
         heartbeat: Callable[[], Heartbeat],
-        answer: Callable[[AnyMessage], AnyMessage | None],
+        answer: Callable[[AnyMessage], Awaitable[AnyMessage | None]],
     ) -> None:
         self._address = address
         self._keys = keys
@@ -65,8 +66,19 @@ class RouterLink:
             listening.cancel()
 
     async def _answer_all(self, channel: ClientChannel) -> None:
-        """Answer the router's questions until the channel is lost."""
-        while True:
-            answer = self._answer(await channel.receive())
-            if answer is not None:
-                channel.send(answer)
+        """Answer the router's questions until the channel is lost; one holds up no other."""
+        answers: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                answer = asyncio.create_task(self._answer_one(channel, await channel.receive()))
+                answers.add(answer)
+                answer.add_done_callback(answers.discard)
+                answer.add_done_callback(raise_in_loop)
+        finally:
+            for answer in answers:
+                answer.cancel()
+
+    async def _answer_one(self, channel: ClientChannel, question: AnyMessage) -> None:
+        answer = await self._answer(question)
+        if answer is not None:
+            channel.send(answer)

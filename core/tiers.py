@@ -81,7 +81,8 @@ class Read:
 class MarkEpoch:
     """Make sure that later workers begin with ``epoch``: what was written before is forgotten.
 
-    Not answered: nothing here waits for it. Whoever writes does it before any other write.
+    Whoever writes does it before any other write. Answered by epoch, and more than once where it
+    failed at first.
     """
 
     operation: OperationId

@@ -1,6 +1,8 @@
 """What a worker tells the outside: heartbeats to the router, metrics to Prometheus."""
 
 import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from core.ids import Incarnation
@@ -22,6 +24,9 @@ from core.worker_context import WorkerContext
 from core.worker_metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
+
+RESET_WAIT_S = 1.0
+"""For storage, before a reset is answered as pending: the router waits for twice as long."""
 
 
 class Queues(Protocol):
@@ -60,13 +65,27 @@ class Pool(Protocol):
 class Cache(Protocol):
     """What the router may ask of a worker's prefix cache."""
 
-    def reset(self) -> None:
-        """Forget every prefix computed up to now."""
+    @property
+    def epoch(self) -> str:
+        """Of the newest reset that is known; "": none."""
+        ...
+
+    def reset(self, epoch: str) -> None:
+        """Forget every prefix computed up to now, and name what is stored after ``epoch``."""
         ...
 
     def state(self) -> CacheState:
         """Return what the cache holds, and how far the last reset is."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedCache:
+    """A worker's cache, and whoever carries out what it decides."""
+
+    control: Cache
+    finish_reset: Callable[[float], Awaitable[None]]
+    """Carry out what a reset has queued; return when storage has it, or after so many seconds."""
 
 
 class WorkerReport:
@@ -82,7 +101,7 @@ class WorkerReport:
         max_model_len: int,
         queues: Queues,
         pool: Pool,
-        cache: Cache,
+        cache: ReportedCache,
     ) -> None:
         self._role: Role = role
         self._context = context
@@ -91,7 +110,8 @@ class WorkerReport:
         self._max_model_len = max_model_len
         self._queues = queues
         self._pool = pool
-        self._cache = cache
+        self._cache = cache.control
+        self._finish_reset = cache.finish_reset
         self.metrics = WorkerMetrics(role)
         self.metrics.export_load(self._load)
         self._metrics_server = MetricsServer(self.metrics.registry, host=context.host)
@@ -144,13 +164,15 @@ class WorkerReport:
             max_model_len=self._max_model_len,
             load=self._load(),
             metrics_address=self._metrics_server.address,
+            cache_epoch=self._cache.epoch,
         )
 
-    def _answer(self, message: AnyMessage) -> CacheReport | None:
+    async def _answer(self, message: AnyMessage) -> CacheReport | None:
         match message:
-            case ResetCache(number):
-                self._cache.reset()
-                log.info("event=cache_reset number=%d", number)
+            case ResetCache(number, epoch):
+                self._cache.reset(epoch)
+                log.info("event=cache_reset number=%d epoch=%s", number, self._cache.epoch)
+                await self._finish_reset(RESET_WAIT_S)
             case ShowCache(number):
                 pass
             case _:

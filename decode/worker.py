@@ -21,7 +21,7 @@ from core.messages import (
 )
 from core.tasks import run_until
 from core.worker_context import WorkerContext
-from core.worker_report import WorkerReport
+from core.worker_report import ReportedCache, WorkerReport
 from decode.receiver import Delivery, Loss, Memory, Receiver
 from decode.scheduler import DecodeScheduler
 from decode.sequence import Progress, Sequence
@@ -103,7 +103,7 @@ class DecodeWorker:
             max_model_len=engine.max_model_len,
             queues=self._scheduler,
             pool=self._blocks,
-            cache=watched.control,
+            cache=ReportedCache(watched.control, self._finish_reset),
         )
         self._report.describe(engine.layout, fingerprint=engine.spec.fingerprint)
         self._metrics = self._report.metrics
@@ -232,6 +232,11 @@ class DecodeWorker:
         self._steps.wake()
         if self._receiver is not None:
             self._receiver.retry_allocations()
+
+    async def _finish_reset(self, timeout_s: float) -> None:
+        """What the cache had is free; what the tiers must do is begun now, not by some request."""
+        self.memory_changed()
+        await self._mover.wait_marked(timeout_s=timeout_s)
 
     def delivered(self, delivery: Delivery) -> None:
         """See ``ReceiverOwner``."""

@@ -55,11 +55,15 @@ class CacheStatus(msgspec.Struct, frozen=True):
     """Of the last reset."""
     tiers: tuple[TierUse, ...] = ()
     storage: Literal["none", "pending", "done", "failed"] = "none"
-    """Of the last reset: whether storage has taken it."""
+    """Whether storage has taken the last reset."""
 
 
 class _Caches(msgspec.Struct, frozen=True):
     workers: list[CacheStatus]
+
+
+ResetStatus = Literal["done", "pending", "storage_failed", "unreachable"]
+"""storage_failed: a worker that starts later may find there what was to be forgotten."""
 
 
 class WorkerReset(msgspec.Struct, frozen=True):
@@ -67,13 +71,13 @@ class WorkerReset(msgspec.Struct, frozen=True):
 
     worker_id: WorkerId
     role: Role
-    status: Literal["done", "pending", "storage_failed", "unreachable"]
+    status: ResetStatus
 
 
 class CacheReset(msgspec.Struct, frozen=True):
     """What a reset has come to at all workers; ``status`` is the worst of theirs."""
 
-    status: Literal["done", "pending", "storage_failed", "unreachable"]
+    status: ResetStatus
     workers: list[WorkerReset]
 
 

@@ -2,13 +2,13 @@
 
 import time
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from rich.console import Console
 
 from core.ids import WorkerId
 from core.tiers import Tier
-from deploy.api_client import ApiClient, CacheStatus, WorkerReset
+from deploy.api_client import ApiClient, CacheStatus, ResetStatus, WorkerReset
 
 EXIT_NOT_DONE = 1
 POLL_INTERVAL_S = 0.25
@@ -21,26 +21,49 @@ _BLOCKS_OF_TIER: Final = {
     Tier.STORAGE: "blocks that this worker knows of",
 }
 
+_IN_STORAGE: Final = {
+    "none": "",
+    "pending": ", in storage: pending",
+    "done": ", in storage: done",
+    "failed": ", in storage: failed",
+}
+
 
 @dataclass(slots=True)
 class _Reset:
     """How far one worker's reset is."""
 
     worker_id: WorkerId
-    status: Literal["done", "pending", "unreachable"]
+    status: ResetStatus
     in_use: str = ""
     """Its blocks in use now, by state; "": it did not answer."""
+    is_due_in_storage: bool = False
+    """Whether storage has not answered yet."""
 
     def take(self, cache: CacheStatus) -> None:
         """Take a later look at the worker's cache."""
         self.in_use = _count(cache, but=_NOT_IN_USE)
-        if cache.status == "ok" and cache.reset != "pending":
+        self.is_due_in_storage = cache.storage == "pending"
+        if cache.status != "ok":
+            return
+        if cache.reset == "none":
             # A new life of the worker knows of no reset, and may find the old in storage.
-            self.status = "done" if cache.reset == "done" else "unreachable"
+            self.status = "unreachable"
+        elif cache.storage == "failed":
+            self.status = "storage_failed"
+        elif "pending" not in (cache.reset, cache.storage):
+            self.status = "done"
 
     def line(self) -> str:
+        if self.status == "storage_failed":
+            return (
+                f"{self.worker_id}: storage_failed: a worker that starts later may find old "
+                "prefixes in storage; repair it and reset again"
+            )
         if self.status != "pending":
             return f"{self.worker_id}: {self.status}"
+        if self.is_due_in_storage:
+            return f"{self.worker_id}: pending: storage has not answered yet"
         in_use = f"some of {self.in_use} blocks" if self.in_use else "it did not say which blocks"
         return (
             f"{self.worker_id}: pending: nothing old can be hit, but what was in use at the reset "
@@ -109,7 +132,7 @@ def _lines(cache: CacheStatus) -> list[str]:
             for use in cache.tiers
         ),
         f"  {cache.evictions} blocks evicted from the pool",
-        f"  last reset: {cache.reset}",
+        f"  last reset: {cache.reset}{_IN_STORAGE[cache.storage]}",
     ]
 
 

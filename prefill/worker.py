@@ -28,7 +28,7 @@ from core.messages import (
 )
 from core.tasks import run_until
 from core.worker_context import WorkerContext
-from core.worker_report import WorkerReport
+from core.worker_report import ReportedCache, WorkerReport
 from engine.batch import StepBatch, StepOutput
 from engine.host_arena import HostArena
 from engine.startup import Engine, start_engine
@@ -124,7 +124,7 @@ class PrefillWorker:
             max_model_len=engine.max_model_len,
             queues=self._scheduler,
             pool=self._blocks,
-            cache=watched.control,
+            cache=ReportedCache(watched.control, self._finish_reset),
         )
         self._report.describe(engine.layout, fingerprint=engine.spec.fingerprint)
         self._metrics = self._report.metrics
@@ -274,6 +274,12 @@ class PrefillWorker:
                 for owner in self._book.expire(self._clock()):
                     log.warning("event=lease_expired request=%s attempt=%d", *owner)
                     self._release(owner)
+
+    async def _finish_reset(self, timeout_s: float) -> None:
+        """What the cache had is free; what the tiers must do is begun now, not by some request."""
+        self._mover.carry_out()
+        self._steps.wake()
+        await self._mover.wait_marked(timeout_s=timeout_s)
 
     # Steps
 

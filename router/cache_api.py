@@ -1,7 +1,7 @@
 """What operators ask of the workers' prefix caches over HTTP."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 from fastapi.responses import JSONResponse, Response
@@ -9,7 +9,8 @@ from fastapi.responses import JSONResponse, Response
 from core.messages import CacheState
 from router.cache_control import CacheControl, WorkerCache
 
-Status = Literal["done", "pending", "unreachable"]
+Status = Literal["done", "pending", "storage_failed", "unreachable"]
+_WORST_FIRST: Final[tuple[Status, ...]] = ("unreachable", "storage_failed", "pending")
 HTTP_OK = 200
 HTTP_ACCEPTED = 202
 
@@ -24,7 +25,9 @@ class CacheAPI:
         """Have every worker forget its prefixes. 200: all is gone; 202: not yet, or not known.
 
         A worker is ``pending`` while a block that was in use at the reset still is; nothing old
-        can be hit even then. ``GET /v1/cache`` tells how far the reset is.
+        can be hit even then. It is ``pending``, too, while storage has not taken the reset, and
+        ``storage_failed`` where it did not: a worker that starts later may find old prefixes there.
+        ``GET /v1/cache`` tells how far the reset is.
         """
         caches = await self.control.reset()
         statuses: list[Status] = [reset_status(cache) for cache in caches]
@@ -32,7 +35,7 @@ class CacheAPI:
         body = {
             "status": overall,
             "workers": [
-                _identity(cache) | {"status": status, "withheld": _withheld(cache.state)}
+                _identity(cache) | _how_far(status, cache.state)
                 for cache, status in zip(caches, statuses, strict=True)
             ],
         }
@@ -53,14 +56,18 @@ def reset_status(cache: WorkerCache) -> Status:
     """Return how far one worker's reset is."""
     if cache.state is None:
         return "unreachable"
-    return "done" if cache.state.reset == "done" else "pending"
+    if cache.state.storage == "failed":
+        return "storage_failed"
+    is_done = cache.state.reset == "done" and cache.state.storage != "pending"
+    return "done" if is_done else "pending"
 
 
 def overall_status(statuses: list[Status]) -> Status:
     """Return the worst of ``statuses``."""
-    if "unreachable" in statuses:
-        return "unreachable"
-    return "pending" if "pending" in statuses else "done"
+    for status in _WORST_FIRST:
+        if status in statuses:
+            return status
+    return "done"
 
 
 def _identity(cache: WorkerCache) -> dict[str, object]:
@@ -68,6 +75,14 @@ def _identity(cache: WorkerCache) -> dict[str, object]:
         "worker_id": cache.worker_id,
         "role": cache.role,
         "incarnation": cache.incarnation,
+    }
+
+
+def _how_far(status: Status, state: CacheState | None) -> dict[str, object]:
+    return {
+        "status": status,
+        "storage": None if state is None else state.storage,
+        "withheld": _withheld(state),
     }
 
 

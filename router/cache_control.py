@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
+from core.cache_epoch import epoch_after, newest_epoch
 from core.channel import ClientId
 from core.ids import Incarnation, WorkerId
 from core.messages import (
@@ -54,10 +55,15 @@ class CacheControl:
 
     Args:
         send: Queues a message to one worker's connection; lost where that is gone.
+        incarnation: The router's; what its resets begin is named after it.
     """
 
-    def __init__(self, send: Callable[[ClientId, AnyMessage], None]) -> None:
+    def __init__(
+        self, send: Callable[[ClientId, AnyMessage], None], *, incarnation: Incarnation
+    ) -> None:
         self._send = send
+        self._incarnation = incarnation
+        self._epoch = ""
         self._lives: dict[WorkerId, _Life] = {}
         self._numbers = count(1)
         self._questions: dict[int, _Question] = {}
@@ -65,6 +71,7 @@ class CacheControl:
     def heard(self, client: ClientId, heartbeat: Heartbeat) -> None:
         """A worker reported over ``client``."""
         self._lives[heartbeat.worker_id] = _Life(client, heartbeat)
+        self._epoch = newest_epoch((self._epoch, heartbeat.cache_epoch))
 
     def take(self, report: CacheReport) -> bool:
         """Take an answer; False: nobody waits for it any more."""
@@ -78,14 +85,19 @@ class CacheControl:
         return True
 
     async def reset(self) -> list[WorkerCache]:
-        """Have every worker forget its cache, and return how far each one is."""
-        return await self._ask(ResetCache)
+        """Have every worker forget its cache, and return how far each one is.
+
+        All begin the same epoch, newer than that of any reset that a worker has told of, so they go
+        on sharing what they store.
+        """
+        self._epoch = epoch = epoch_after(self._epoch, by=self._incarnation)
+        return await self._ask(lambda number: ResetCache(number, epoch))
 
     async def show(self) -> list[WorkerCache]:
         """Return the state of every worker's cache."""
         return await self._ask(ShowCache)
 
-    async def _ask(self, kind: type[ResetCache | ShowCache]) -> list[WorkerCache]:
+    async def _ask(self, question_of: Callable[[int], ResetCache | ShowCache]) -> list[WorkerCache]:
         """Ask all known workers; the wait for answers is bounded by ``ANSWER_TIMEOUT_S``."""
         lives = sorted(self._lives.values(), key=lambda life: life.heartbeat.worker_id)
         number = next(self._numbers)
@@ -93,7 +105,7 @@ class CacheControl:
         self._questions[number] = question
         try:
             for life in lives:
-                self._send(life.client, kind(number))
+                self._send(life.client, question_of(number))
             if lives:
                 async with asyncio.timeout(ANSWER_TIMEOUT_S):
                     await question.is_answered.wait()

@@ -88,7 +88,7 @@ class Fleet:
             silence_s=self._silence_s,
         )
         self.address = self._control.address
-        self.caches = CacheControl(self._control.send)
+        self.caches = CacheControl(self._control.send, incarnation=self._incarnation)
 
     async def run(self, listener: FleetListener) -> None:
         """Keep registry and links up to date until cancelled; then close everything."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from blockmgr.states import BlockState
+from core.cache_epoch import epoch_after
 from core.errors import DoubleReleaseError, InvalidTransitionError, OutOfBlocksError
 from core.kv_layout import KVGroup
 from core.tiers import CopyIn, CopyOut, Find, Read, Write
@@ -403,6 +404,67 @@ def test_a18_after_a_reset_storage_has_nothing_old_for_this_worker_and_later_one
         later.collect()
         later.perform_all()
         assert later.book.stats.lookups == {"found": 0, "missed": 0, "skipped": 0, answer: 1}
+
+
+def test_a18_workers_that_were_reset_together_go_on_sharing_what_they_store(
+    make_world: MakeWorld,
+) -> None:
+    worlds = [make_world(10, max_staged=8) for _ in range(2)]
+    for world in worlds:
+        world.book.choose_epoch(epoch_after("", by="router"))
+        world.reset()
+        world.collect()
+        world.perform_all()
+    first, second = worlds
+    first.serve("A", tokens(0, 3))
+    first.perform_all()
+
+    second.storage.update(first.storage)
+    second.tiers.fetch(owner_of("B"), run_of(tokens(0, 3), SIZE), 3 * SIZE)
+    second.collect()
+    second.perform_all()
+
+    assert second.book.stats.lookups["found"] == 1
+    assert first.epoch == second.epoch == first.book.epoch
+
+
+def test_a18_two_resets_in_flight_end_in_the_newer_one_whichever_comes_first(
+    make_world: MakeWorld,
+) -> None:
+    older, newer = (epoch_after("", by=router) for router in ("router1", "router2"))
+    for epochs, answers in (
+        ((older, newer), ["done", "done"]),
+        ((newer, older), ["done", "failed"]),
+    ):
+        world = make_world(10, max_staged=8)
+        for epoch, answer in zip(epochs, answers, strict=True):
+            world.serve(epoch, tokens(0, 3))
+            world.perform_all()
+            world.book.choose_epoch(epoch)
+            world.reset()
+            # Nothing in host memory can be hit, whatever storage says
+            assert len(world.book.host) == 0
+            world.collect()
+            world.perform_all()
+            assert world.book.storage_reset == answer
+        assert world.book.epoch == newer
+
+
+def test_a18_a_reset_that_storage_did_not_take_is_told_until_it_has(make_world: MakeWorld) -> None:
+    world = make_world(10, max_staged=8)
+    world.reset()
+    world.collect()
+    assert world.book.storage_reset == "pending"
+    world.perform_all(failed=True)
+    assert world.book.storage_reset == "failed"
+    world.tiers.marked(world.book.epoch, failed=False)
+    assert world.book.storage_reset == "done"
+
+    # An answer about an older one says nothing about the next
+    epoch = world.book.epoch
+    world.reset()
+    world.tiers.marked(epoch, failed=True)
+    assert world.book.storage_reset == "pending"
 
 
 def test_what_storage_has_comes_back_through_host_memory(make_world: MakeWorld) -> None:

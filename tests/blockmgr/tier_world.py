@@ -164,7 +164,9 @@ class TierWorld:
             case CopyOut() | CopyIn():
                 self._copy(action, failed=failed)
             case MarkEpoch():
-                self.epoch = action.epoch
+                if not failed:
+                    self.epoch = action.epoch
+                self.tiers.marked(action.epoch, failed=failed)
             case _:
                 self._use_storage(action, failed=failed)
         self.collect()

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from deploy.cli import run
 from tests.integration.models import VOCAB_SIZE, tiny_model
 from tests.integration.requests import complete_all, generate_reference, prompt_of
 from tests.integration.stack import Stack
@@ -163,3 +164,30 @@ def test_storage_that_was_damaged_or_is_gone_costs_time_and_no_word(tmp_path: Pa
         folder.write_text("not a directory")
         assert say(stack, [first]) == [first_answer]
         stack.wait_idle("decode-0")
+
+
+def test_a18_what_was_reset_does_not_come_back_with_a_new_worker(tmp_path: Path) -> None:
+    model = tiny_model("llama", tmp_path)
+    (first, *_, second), (first_answer, *_, second_answer) = two_turns(model)
+    with Stack.open(
+        model,
+        model=FLOAT32,
+        cache={
+            "num_blocks": NUM_BLOCKS,
+            **HOST,
+            "storage_url": (tmp_path / "kv").as_uri(),
+        },
+        deploy={"prefill": 0},
+    ) as stack:
+        assert say(stack, [first]) == [first_answer]
+        wait_written(stack, "decode-0", FIRST_TURN // BLOCK_SIZE)
+        stack.wait_idle("decode-0")
+
+        # When it is reset and told as done, and the worker dies before anything else is asked
+        assert run(["cache", "reset", "--url", stack.url, "--wait", "10"]) == 0
+        stack.kill("decode-0")
+        stack.start("decode-0")
+        stack.wait_ready()
+
+        assert say(stack, [second]) == [second_answer]
+        assert hits(stack, "decode-0", "storage") == 0

@@ -9,7 +9,7 @@ from blockmgr.tier_book import TierBook, TierBounds
 from blockmgr.tiers import Tiers
 from core.ids import Incarnation
 from core.kv_layout import KVLayout
-from core.tiers import BlockName, CopyIn, CopyOut, Find, Read, TierAction, Write
+from core.tiers import BlockName, CopyIn, CopyOut, Find, MarkEpoch, Read, TierAction, Write
 from tests.property.virtual_time import Simulation
 
 
@@ -76,7 +76,7 @@ class VirtualMover:
                 tiers.found(operation, [*known, False].index(False))
             case Read(operation, names):
                 tiers.read(operation, [name in self._storage and not failed for name in names])
-            case _:
-                return  # an epoch is marked; nobody waits for it
+            case MarkEpoch(_, epoch):
+                tiers.marked(epoch, failed=failed)
         self.num_ended += 1
         self._on_change()

@@ -7,9 +7,11 @@ forgotten, because it was busy, silent, or answered an older question.
 import asyncio
 from typing import Literal
 
+import msgspec
 import pytest
 
-from core.ids import WorkerId
+from core.cache_epoch import epoch_after
+from core.ids import Incarnation, WorkerId
 from core.messages import AnyMessage, CacheReport, CacheState, Heartbeat, TierUse
 from router import cache_control
 from router.cache_control import CacheControl
@@ -108,7 +110,9 @@ async def test_a_deployment_without_workers_has_nothing_to_forget(router: Runnin
 
 async def test_a_late_answer_and_one_of_a_dead_life_are_dropped() -> None:
     sent: list[AnyMessage] = []
-    control = CacheControl(lambda _client, message: sent.append(message))
+    control = CacheControl(
+        lambda _client, message: sent.append(message), incarnation=Incarnation("f00d")
+    )
     beat = Heartbeat(WorkerId("decode-0"), "decode", "life-2", "tcp://x", "m", 1, None)  # type: ignore[arg-type]
     control.heard(b"client", beat)
     asking = asyncio.create_task(control.reset())
@@ -124,3 +128,51 @@ async def test_a_late_answer_and_one_of_a_dead_life_are_dropped() -> None:
     (cache,) = await asking
     assert cache.state == state_of("done")
     assert not control.take(answer(question.number, "life-2"))  # type: ignore[union-attr]
+
+
+async def test_a18_all_workers_begin_one_epoch_newer_than_any_they_know_of() -> None:
+    sent: list[AnyMessage] = []
+    control = CacheControl(
+        lambda _client, message: sent.append(message), incarnation=Incarnation("f00d")
+    )
+    known = epoch_after(epoch_after("", by="another"), by="another")
+    for worker_id, epoch in (("decode-0", ""), ("decode-1", known), ("decode-2", "zzz")):
+        beat = Heartbeat(
+            WorkerId(worker_id),
+            "decode",
+            worker_id,
+            "tcp://x",
+            "m",
+            1,
+            None,
+            cache_epoch=epoch,  # type: ignore[arg-type]
+        )
+        control.heard(worker_id.encode(), beat)
+
+    resets = [asyncio.create_task(control.reset()) for _ in range(2)]
+    await asyncio.sleep(0)
+
+    first, second = sent[:3], sent[3:]
+    (one,) = {message.epoch for message in first}  # type: ignore[union-attr]
+    (two,) = {message.epoch for message in second}  # type: ignore[union-attr]
+    assert known < one < two
+    for reset in resets:
+        reset.cancel()
+
+
+@pytest.mark.parametrize(
+    ("storage", "code", "status"),
+    [
+        ("done", 200, "done"),
+        ("pending", 202, "pending"),
+        ("failed", 202, "storage_failed"),
+    ],
+)
+async def test_a18_a_reset_that_storage_has_not_taken_is_not_done(
+    router: RunningRouter, storage: str, code: int, status: str
+) -> None:
+    state = msgspec.structs.replace(state_of("done", free=9), storage=storage)
+    await router.start_worker(silence, worker_id="decode-0", cache_state=state)
+    assert await reset(router) == (code, status, {"decode-0": status})
+    (worker,) = (await router.http.post("/v1/cache/reset")).json()["workers"]
+    assert worker["storage"] == storage

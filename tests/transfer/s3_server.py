@@ -1,4 +1,4 @@
-"""A small server of the S3 protocol: put, get and head of objects, over real HTTP.
+"""A small server of the S3 protocol: put, get, head and list of objects, over real HTTP.
 
 It checks no signature. ``mode`` makes it answer like a store in trouble.
 """
@@ -47,6 +47,8 @@ class S3Server:
         if request.method == "PUT":
             self.objects[path] = await request.read()
             return web.Response(headers={"ETag": '"1"'})
+        if "list-type" in request.query:
+            return self._list(f"{path}/{request.query.get('prefix', '')}", bucket=path)
         if path not in self.objects:
             return web.Response(status=404, text="<Error><Code>NoSuchKey</Code></Error>")
         content = self.objects[path]
@@ -54,6 +56,16 @@ class S3Server:
         if self.mode == "cuts":
             return await self._cut_off(request, content, headers)
         return web.Response(body=content, headers=headers)
+
+    def _list(self, prefix: str, *, bucket: str) -> web.Response:
+        contents = "".join(
+            f"<Contents><Key>{path.removeprefix(f'{bucket}/')}</Key><Size>{len(content)}</Size>"
+            '<LastModified>2023-01-01T00:00:00.000Z</LastModified><ETag>"1"</ETag></Contents>'
+            for path, content in self.objects.items()
+            if path.startswith(prefix)
+        )
+        text = f"<ListBucketResult><IsTruncated>false</IsTruncated>{contents}</ListBucketResult>"
+        return web.Response(text=text, content_type="application/xml")
 
     async def _cut_off(
         self, request: web.Request, content: bytes, headers: dict[str, str]

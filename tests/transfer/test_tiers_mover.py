@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from core.cache_epoch import epoch_after
 from core.errors import StepFailedError
 from core.ids import BlockId, OperationId
-from core.tiers import CopyIn, CopyOut, Find, Read, Write
+from core.tiers import CopyIn, CopyOut, Find, MarkEpoch, Read, Write
 from tests.transfer.tier_parts import (
     NBYTES,
     Answers,
@@ -107,6 +108,39 @@ async def test_e15_a_write_that_hangs_delays_no_copy_and_ends(rig: Rig) -> None:
             rig.changed.clear()
             await rig.changed.wait()
     assert rig.answers.answers[operation(1)] == [False, False]
+
+
+async def test_a18_an_epoch_is_told_when_it_is_written_and_when_it_could_not_be(rig: Rig) -> None:
+    epoch = epoch_after("", by="router")
+    rig.storage.fails = True
+    rig.answers.actions.append(MarkEpoch(operation(1), epoch))
+    rig.mover.carry_out()
+    await rig.mover.wait_marked(timeout_s=10)
+    assert rig.answers.marks == [(epoch, True)]
+
+    # It is written with the next block, and told
+    rig.storage.fails = False
+    await rig.do(Write(operation(2), names_of(1), slots_of(0)))
+    assert rig.answers.marks == [(epoch, True), (epoch, False)]
+
+
+async def test_a18_the_wait_for_an_epoch_is_bounded(rig: Rig) -> None:
+    rig.storage.hangs = True
+    rig.answers.actions.append(MarkEpoch(operation(1), epoch_after("", by="router")))
+    rig.mover.carry_out()
+    await rig.mover.wait_marked(timeout_s=0.01)
+    assert rig.answers.marks == []
+    await rig.mover.wait_marked(timeout_s=10)
+    assert [failed for _, failed in rig.answers.marks] == [True]
+
+
+async def test_a18_what_is_queued_at_the_end_is_carried_out() -> None:
+    rig = Rig()
+    epoch = epoch_after("", by="router")
+    rig.answers.actions.append(MarkEpoch(operation(1), epoch))
+    await rig.mover.close(timeout_s=10)
+    assert rig.answers.marks == [(epoch, False)]
+    assert [path.rpartition("/")[2] for path in rig.storage.objects] == [epoch]
 
 
 async def test_nothing_is_answered_or_begun_after_the_end() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from core.cache_epoch import epoch_after
 from core.errors import ConfigError, StorageError
 from tests.transfer.tier_parts import (
     FINGERPRINT,
@@ -149,6 +150,11 @@ async def test_a_storage_that_fails_is_left_alone_for_a_while(
     assert storage.num_calls == num_calls
 
 
+FIRST = epoch_after("", by="router")
+SECOND = epoch_after(FIRST, by="router")
+THIRD = epoch_after(SECOND, by="router")
+
+
 async def test_an_epoch_is_written_before_anything_else_and_found_by_later_workers(
     tier: StorageTier, storage: MisbehavingStorage, memory: Memory
 ) -> None:
@@ -156,18 +162,57 @@ async def test_an_epoch_is_written_before_anything_else_and_found_by_later_worke
 
     # Given a reset while the storage is away
     storage.fails = True
-    assert not await tier.mark_epoch("life-1")
+    assert not await tier.mark_epoch(FIRST)
     assert await tier.write(names_of(1), slots_of(0)) == [False]
+    assert tier.epoch_written == ""
 
     # When it is back, the epoch comes first
     storage.fails = False
     assert await tier.write(names_of(1), slots_of(0)) == [True]
-    assert [path.rpartition("/")[2] for path in storage.objects][1] == "epoch"
+    assert [path.rpartition("/")[2] for path in storage.objects][1] == FIRST
+    assert tier.epoch_written == FIRST
 
     # Then whoever starts later begins with it
     later = make_tier(storage, memory)
-    assert await later.check() == "life-1"
+    assert await later.check() == FIRST
     await later.close(timeout_s=5)
+
+
+async def test_a18_epochs_are_written_one_by_one_and_superseded_ones_not_at_all(
+    tier: StorageTier, storage: MisbehavingStorage
+) -> None:
+    # Given three resets in a row, of which the first hangs in storage
+    storage.hangs = True
+    marks = [asyncio.create_task(tier.mark_epoch(epoch)) for epoch in (FIRST, SECOND, THIRD)]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert storage.num_calls == 1
+
+    # When it answers
+    storage.released.set()
+
+    # Then the newest follows, and nothing else
+    assert await asyncio.gather(*marks) == [True] * 3
+    assert [path.rpartition("/")[2] for path in storage.objects] == [FIRST, THIRD]
+
+
+async def test_a18_an_epoch_that_is_written_late_undoes_no_newer_one(
+    tier: StorageTier, storage: MisbehavingStorage, memory: Memory
+) -> None:
+    assert await tier.mark_epoch(SECOND)
+    other = make_tier(storage, memory)
+    assert await other.mark_epoch(FIRST)
+    assert await other.check() == SECOND
+    await other.close(timeout_s=5)
+
+
+async def test_what_is_no_epoch_is_not_taken_for_one(
+    tier: StorageTier, storage: MisbehavingStorage
+) -> None:
+    assert await tier.mark_epoch(FIRST)
+    (path,) = storage.objects
+    storage.objects[path.replace(FIRST, "zzz")] = b""
+    assert await tier.check() == FIRST
 
 
 def test_breaker_lets_one_call_through_per_interval_and_closes_on_success() -> None:

@@ -4,6 +4,7 @@ import asyncio
 from datetime import timedelta
 from pathlib import Path
 
+from core.cache_epoch import epoch_after
 from tests.transfer.tier_parts import (
     EPOCH,
     NBYTES,
@@ -17,6 +18,8 @@ from tests.transfer.tier_parts import (
 from transfer.tiers.object_storage import ObjectStorage
 from transfer.tiers.storage_tier import StorageTier
 from transfer.tiers.trimming import StoredObject, surplus
+
+EPOCH_1 = epoch_after("", by="router")
 
 
 def objects_of(*sizes: int) -> list[StoredObject]:
@@ -47,7 +50,7 @@ async def test_a_directory_is_trimmed_by_whoever_writes_to_it(tmp_path: Path) ->
     storage = ObjectStorage(tmp_path.as_uri(), timeout_s=5)
     other = make_tier(storage, Memory())
     await other.check()
-    await other.mark_epoch("life-1")
+    await other.mark_epoch(EPOCH_1)
     await other.write(names_of(6), slots_of(*range(6)))
     await other.close(timeout_s=5)
 
@@ -61,7 +64,7 @@ async def test_a_directory_is_trimmed_by_whoever_writes_to_it(tmp_path: Path) ->
     assert await later.find([name_of(7)]) == 1
     paths = [each.path for each in await storage.list_below("")]
     assert len([path for path in paths if path.endswith("-0")]) <= 4
-    assert await later.check() == "life-1"
+    assert await later.check() == EPOCH_1
     await later.close(timeout_s=5)
 
 

@@ -54,6 +54,7 @@ class Answers:
 
     actions: list[TierAction] = field(default_factory=list[TierAction])
     epoch: str | None = None
+    marks: list[tuple[str, bool]] = field(default_factory=list[tuple[str, bool]])
     answers: dict[OperationId, object] = field(default_factory=dict[OperationId, object])
 
     def take_actions(self) -> list[TierAction]:
@@ -62,6 +63,9 @@ class Answers:
 
     def began(self, epoch: str) -> None:
         self.epoch = epoch
+
+    def marked(self, epoch: str, *, failed: bool) -> None:
+        self.marks.append((epoch, failed))
 
     def copied_out(self, operation: OperationId, *, failed: bool) -> None:
         self._answer(operation, failed)

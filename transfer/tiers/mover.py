@@ -33,7 +33,7 @@ class TierMemory(Protocol):
 
 
 class TierEvents(Protocol):
-    """Who decides. Every action but ``MarkEpoch`` is answered exactly once."""
+    """Who decides. Every action is answered exactly once, but see ``marked``."""
 
     def take_actions(self) -> Sequence[TierAction]:
         """Return what must be carried out now."""
@@ -41,6 +41,10 @@ class TierEvents(Protocol):
 
     def began(self, epoch: str) -> None:
         """The storage is there, and was reset last to ``epoch``; "" is never."""
+        ...
+
+    def marked(self, epoch: str, *, failed: bool) -> None:
+        """``epoch`` is in storage, which may be told again, or ``failed`` to get there for now."""
         ...
 
     def copied_out(self, operation: OperationId, *, failed: bool) -> None:
@@ -95,6 +99,7 @@ class TierMover:
         self._clock = asyncio.get_running_loop().time
         self._thread = CopyThread("tier-copies")
         self._tasks: set[asyncio.Task[None]] = set()
+        self._marks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
     async def check(self) -> None:
@@ -112,18 +117,28 @@ class TierMover:
             task = asyncio.create_task(self._perform(action))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+            if isinstance(action, MarkEpoch):
+                self._marks.add(task)
+                task.add_done_callback(self._marks.discard)
             task.add_done_callback(raise_in_loop)
 
+    async def wait_marked(self, *, timeout_s: float) -> None:
+        """Return when every ``MarkEpoch`` that was begun is answered, or after ``timeout_s``."""
+        if self._marks:
+            await asyncio.wait(set(self._marks), timeout=timeout_s)
+
     async def close(self, *, timeout_s: float) -> None:
-        """End what is in progress: first by itself, for a moment, then by force.
+        """End what was decided: first by itself, with what follows from it, then by force.
 
         On return no copy touches the pool any more.
 
         Raises:
             StepFailedError: a copy was still running after ``timeout_s``.
         """
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout_s)
+        deadline = self._clock() + timeout_s
+        self.carry_out()
+        while self._tasks and (left_s := deadline - self._clock()) > 0:
+            await asyncio.wait(set(self._tasks), timeout=left_s)
         self._is_closed = True
         for task in list(self._tasks):
             task.cancel()
@@ -144,7 +159,8 @@ class TierMover:
                 self._metrics.observe("load", self._clock() - started)
             case MarkEpoch():
                 if self._storage is not None:
-                    await self._storage.mark_epoch(action.epoch)
+                    is_marked = await self._storage.mark_epoch(action.epoch)
+                    self._events.marked(action.epoch, failed=not is_marked)
             case Write() | Find() | Read():
                 if self._storage is not None:
                     await self._use(self._storage, action, started)
@@ -181,6 +197,8 @@ class TierMover:
                 written = await storage.write(names, slots)
                 self._metrics.observe("write", self._clock() - started)
                 self._events.written(operation, written)
+                if storage.epoch_written:
+                    self._events.marked(storage.epoch_written, failed=False)
             case Find(operation, names):
                 count = await storage.find(names)
                 self._metrics.observe("find", self._clock() - started)

@@ -49,6 +49,11 @@ class WorkerMover:
         if self._mover is not None:
             self._mover.carry_out()
 
+    async def wait_marked(self, *, timeout_s: float) -> None:
+        """See ``TierMover``."""
+        if self._mover is not None:
+            await self._mover.wait_marked(timeout_s=timeout_s)
+
     async def close(self, *, timeout_s: float) -> None:
         """See ``TierMover``."""
         if self._mover is not None:

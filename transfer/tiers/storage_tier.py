@@ -4,8 +4,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Final, TypeVar
 
+from core.cache_epoch import newest_epoch
 from core.errors import ConfigError, StorageError
 from core.tiers import BlockName, HostSlot, Tier
 from transfer.tiers.breaker import Breaker
@@ -13,7 +15,7 @@ from transfer.tiers.chain_search import count_leading
 from transfer.tiers.copy_thread import CopyThread
 from transfer.tiers.metrics import MoveMetrics
 from transfer.tiers.object_storage import BlockStorage
-from transfer.tiers.stored_block import pack, path_of, unpack
+from transfer.tiers.stored_block import is_block, pack, path_of, unpack
 from transfer.tiers.trimming import CHECK_FRACTION, surplus
 
 log = logging.getLogger(__name__)
@@ -65,8 +67,10 @@ class StorageTier:
         self._num_errors = 0
         self._num_unchecked_bytes = 0
         self._trim: asyncio.Task[None] | None = None
-        self._epoch_path = f"{fingerprint.hex()}/epoch"
-        self._epoch_due: str | None = None
+        self._epochs = f"{fingerprint.hex()}/epochs"
+        self._epoch_due = ""
+        self._marking = asyncio.Lock()
+        self.epoch_written = ""
         self._clock = asyncio.get_running_loop().time
         self._thread = CopyThread("tier-storage")
         self._reading = asyncio.Semaphore(CALLS_AT_ONCE)
@@ -74,7 +78,9 @@ class StorageTier:
         self.breaker = Breaker(MAX_FAILURES, RETRY_S)
 
     async def check(self) -> str:
-        """Write and read a small object, and return the epoch that the last reset began.
+        """Write and read a small object, and return the epoch that the last reset began; "": none.
+
+        Each reset has an object of its own: one whose writing ends late undoes no newer one.
 
         Raises:
             ConfigError: the storage cannot be used.
@@ -84,7 +90,7 @@ class StorageTier:
             async with asyncio.timeout(self._timeout_s):
                 await self._storage.put(path, self._fingerprint)
                 found = await self._storage.get(path)
-                epoch = await self._storage.get(self._epoch_path)
+                epochs = await self._storage.list_below(self._epochs)
         except TimeoutError:
             raise ConfigError(
                 f"cache.storage_url: {self._url} did not answer within {self._timeout_s} s "
@@ -96,15 +102,15 @@ class StorageTier:
             raise ConfigError(
                 f"cache.storage_url: {self._url} does not return what was written to it"
             )
-
-        return "" if epoch is None else bytes(epoch).decode(errors="replace")
+        return newest_epoch(each.path.rpartition("/")[2] for each in epochs)
 
     async def mark_epoch(self, epoch: str) -> bool:
-        """Let workers that start later begin with ``epoch``; return whether it is written.
+        """Let workers that start later begin with ``epoch``, or a newer one; False: not written.
 
-        If not, it is tried again before every write, and nothing else is written until then.
+        One is written at a time, and of those that wait for that only the newest. One that failed
+        is tried again before every write, and nothing else is written until then.
         """
-        self._epoch_due = epoch
+        self._epoch_due = max(self._epoch_due, epoch)
         return await self._write_epoch(self._clock() + self._timeout_s)
 
     async def find(self, names: Sequence[BlockName]) -> int:
@@ -166,7 +172,7 @@ class StorageTier:
         try:
             async with asyncio.timeout(TRIM_TIMEOUT_S):
                 objects = await self._storage.list_below(folder)
-                blocks = [each for each in objects if each.path.count("/") > folder.count("/") + 1]
+                blocks = [each for each in objects if is_block(each.path)]
                 paths = surplus(blocks, max_nbytes=max_nbytes)
                 await self._storage.delete(paths)
         except (StorageError, TimeoutError) as error:
@@ -175,21 +181,19 @@ class StorageTier:
             log.info("event=storage_trimmed blocks=%d deleted=%d", len(blocks), len(paths))
 
     async def _write_epoch(self, deadline: float) -> bool:
-        epoch = self._epoch_due
-        if epoch is None:
+        """Write what is due. The wait for others ends in time: their deadlines are no later."""
+        async with self._marking:
+            while epoch := self._epoch_due:
+                mark = partial(self._storage.put, f"{self._epochs}/{epoch}", b"")
+                try:
+                    await self._call(mark, self._writing, deadline)
+                except StorageError as error:
+                    log.warning("event=storage_epoch_not_written epoch=%s reason=%s", epoch, error)
+                    return False
+                self.epoch_written = epoch
+                if self._epoch_due == epoch:
+                    self._epoch_due = ""
             return True
-        try:
-            await self._call(
-                lambda: self._storage.put(self._epoch_path, epoch.encode()),
-                self._writing,
-                deadline,
-            )
-        except StorageError as error:
-            log.warning("event=storage_epoch_not_written epoch=%s reason=%s", epoch, error)
-            return False
-        if self._epoch_due == epoch:
-            self._epoch_due = None
-        return self._epoch_due is None
 
     async def _read_one(self, name: BlockName, slot: HostSlot, deadline: float) -> bool:
         path = self._path(name)

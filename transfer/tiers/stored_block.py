@@ -7,6 +7,7 @@ Little-endian. The checksum finds what disks, networks and cut-off writes do to 
 write to the storage may forge it, and is trusted as the model's own folder is.
 """
 
+import re
 import struct
 import zlib
 from typing import Final
@@ -16,6 +17,7 @@ from core.tiers import BlockName
 
 _HEADER: Final = struct.Struct("<8sHHIQ16s16s")
 _MAGIC: Final = b"SLUICEKV"
+_BLOCK_PATH: Final = re.compile(r"(?:.*/)?[0-9a-f]+/([0-9a-f]{2})/\1[0-9a-f]+-[0-9]+")
 _VERSION: Final = 1
 FINGERPRINT_NBYTES: Final = 16
 
@@ -50,6 +52,11 @@ def path_of(name: BlockName, *, fingerprint: bytes) -> str:
     """Return the place of a block, the same for every worker of one model and layout."""
     digest = name.digest.hex()
     return f"{fingerprint.hex()}/{digest[:2]}/{digest}-{name.group}"
+
+
+def is_block(path: str) -> bool:
+    """Return whether ``path`` may be of ``path_of``: what else there is must not be deleted."""
+    return _BLOCK_PATH.fullmatch(path) is not None
 
 
 def _header(name: BlockName, payload: memoryview, fingerprint: bytes) -> bytes:
