@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Literal
 
+import msgspec
 import pytest
 
 from core.ids import Incarnation, WorkerId
@@ -149,3 +150,24 @@ def test_a18_a_new_life_during_the_wait_was_not_reset(
     control.looks = [[state_of("none", free=9)]]
     assert run(["cache", "reset", "--wait", "60", "--url", url]) == 1
     assert capsys.readouterr().out == "decode-0: unreachable\n"
+
+
+def test_a18_a_reset_waits_for_storage_and_tells_that_it_failed(
+    control: ScriptedControl, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waiting, failed = (
+        msgspec.structs.replace(state_of("done", free=2), storage=storage)
+        for storage in ("pending", "failed")
+    )
+    control.after_reset = [waiting]
+    control.looks = [[waiting]]
+    assert run(["cache", "reset", "--url", url]) == 1
+    assert capsys.readouterr().out.startswith("decode-0: pending: storage has not answered yet")
+
+    control.looks = [[waiting], [failed]]
+    control.num_looks = 0
+    assert run(["cache", "reset", "--wait", "60", "--url", url]) == 1
+    assert capsys.readouterr().out.startswith("decode-0: storage_failed: a worker that starts")
+
+    assert run(["cache", "show", "--url", url]) == 0
+    assert "  last reset: done, in storage: failed" in capsys.readouterr().out.splitlines()
