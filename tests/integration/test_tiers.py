@@ -191,3 +191,30 @@ def test_a18_what_was_reset_does_not_come_back_with_a_new_worker(tmp_path: Path)
 
         assert say(stack, [second]) == [second_answer]
         assert hits(stack, "decode-0", "storage") == 0
+
+
+def test_a_prompt_whose_first_tokens_decode_has_is_read_from_storage_by_prefill(
+    tmp_path: Path,
+) -> None:
+    model = tiny_model("llama", tmp_path)
+    (first, *_, second), (first_answer, *_, second_answer) = two_turns(model)
+    with Stack.open(
+        model,
+        model=FLOAT32,
+        cache={"num_blocks": NUM_BLOCKS, **HOST, "storage_url": (tmp_path / "kv").as_uri()},
+        router={"local_prefill_max_tokens": 0},
+        deploy={"prefill": 1},
+    ) as stack:
+        assert say(stack, [first]) == [first_answer]
+        wait_written(stack, "prefill-0", FIRST_TURN // BLOCK_SIZE)
+
+        # When another process takes prefill's place, while decode still has the first turn
+        stack.kill("prefill-0")
+        stack.start("prefill-0")
+        stack.wait_ready()
+
+        assert say(stack, [second]) == [second_answer]
+        assert hits(stack, "decode-0", "device") >= FIRST_TURN - BLOCK_SIZE
+        assert hits(stack, "prefill-0", "storage") >= FIRST_TURN - BLOCK_SIZE
+        for name in ("decode-0", "prefill-0"):
+            stack.wait_idle(name)
