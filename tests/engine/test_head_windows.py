@@ -22,6 +22,7 @@ from engine.batch import HOLE, SequenceInput
 from engine.kv_pool import KVPool
 from engine.native_library import NativeLibrary, open_native_library
 from engine.plan import ForwardPlan, build_plan
+from tests.engine.head_masks import visible_by_head
 
 HEAD_DIM = 16
 POISON = 0xFF
@@ -85,19 +86,6 @@ class Case:
             scores = torch.cat((scores, column), dim=-1)
         weights = scores.softmax(dim=-1)[..., : len(key)]
         return torch.einsum("hqk,khd->qhd", weights, value)
-
-
-def visible_by_head(layer: LayerSpec, length: int) -> torch.Tensor:
-    """Return [kv_heads, queries, keys]."""
-    query, key = torch.arange(length)[:, None], torch.arange(length)[None]
-    by_head: list[torch.Tensor] = []
-    for head in range(layer.num_kv_heads):
-        window, num_sinks = layer.window, layer.num_sinks
-        if layer.head_window is not None and head in layer.head_window.heads:
-            window, num_sinks = layer.head_window.window, layer.head_window.num_sinks
-        inside = key < length if window is None else (query - key < window) | (key < num_sinks)
-        by_head.append((key <= query) & inside)
-    return torch.stack(by_head)
 
 
 class Tables:
