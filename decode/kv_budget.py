@@ -4,6 +4,7 @@ from blockmgr.admission import Admission, GrowthReserve
 from blockmgr.block_manager import BlockManager
 from blockmgr.tiers import EndedLoad, LoadedAdmission, Tiers
 from blockmgr.token_run import TokenRun, namespace_of
+from blockmgr.window import needed_blocks
 from core.config import SchedulerConfig
 from core.ids import OperationId
 from core.kv_layout import KVLayout
@@ -51,6 +52,18 @@ class KVBudget:
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks, over all groups, that hold ``num_tokens`` tokens."""
         return len(self._layout.groups) * self._layout.num_blocks_for(num_tokens)
+
+    def blocks_to_receive(self, num_tokens: int, *, num_cached: int = 0) -> int:
+        """Blocks that tickets for ``num_tokens`` tokens name: what no window has left behind.
+
+        The first ``num_cached`` are here: a whole number of blocks.
+        """
+        size = self._layout.block_size
+        return sum(
+            len(range(max(run.start, num_cached // size), run.stop))
+            for group in self._layout.groups
+            for run in needed_blocks(group, size, num_tokens)
+        )
 
     def available(self, *, num_running: int) -> int:
         """Blocks for newcomers, beside all that is promised, and reserved for growth."""

@@ -96,7 +96,8 @@ class DecodeScheduler:
                 cached = 0
         self._budget.admit(sequence, num_cached=cached, num_tokens=cached)
         if cached:
-            self._budget.promise(sequence, self._budget.blocks_for(num_tokens - cached))
+            need = self._budget.blocks_to_receive(num_tokens, num_cached=cached)
+            self._budget.promise(sequence, need)
 
     def num_uncached_tokens(self, sequence: Sequence) -> int:
         """Tokens of ``sequence`` that neither the pool nor host memory has. Changes nothing."""
@@ -114,7 +115,7 @@ class DecodeScheduler:
         targets = list(targets)
         count = sum(target.count for target in targets)
         if sequence.promised_blocks is None:
-            need = self._budget.blocks_for(sequence.num_tokens)
+            need = self._budget.blocks_to_receive(sequence.num_tokens)
             if self._is_preempted_one_waiting() or need > self._available():
                 self._refused[owner] = sequence.arrival
                 return None
