@@ -17,7 +17,7 @@ from blockmgr.block_manager import BlockManager
 from blockmgr.free_queue import BlockIds
 from blockmgr.states import BlockState
 from blockmgr.token_run import TokenRun, namespace_of
-from core.config import HeadWindowConfig
+from core.config import HeadWindowConfig, SluiceConfig
 from core.errors import ConfigError
 from core.ids import Attempt, Owner, RequestId, Slot
 from core.sampling import SamplingParams
@@ -27,6 +27,7 @@ from engine.kv_pool import KVPool
 from engine.loading import load_model
 from engine.native_layers import AbsorbedLayer, LayerRun
 from engine.runner import ModelRunner
+from engine.startup import start_engine
 from tests.engine.head_masks import visible_by_head
 from tests.engine.tiny_models import make_tiny_model
 
@@ -241,6 +242,26 @@ def test_g15_without_a_head_window_the_layout_is_the_plain_one(folders: dict[str
 
     assert load(folders["llama"], HeadWindowConfig(window=8, ratio=0)).kv_pool.layout == plain
     assert [group.heads for group in plain.groups] == [None]
+
+
+def test_the_config_reaches_the_layout_of_a_worker(folders: dict[str, Path]) -> None:
+    config = SluiceConfig.parse(
+        {
+            "model": {"dtype": "float32", "device": "cpu"},
+            "cache": {"num_blocks": 60},
+            "engine": {"num_threads": 1},
+            "kv_groups": {"head_window": {"window": 24, "sink": 4, "heads": [1]}},
+        },
+        source="test",
+    )
+
+    layout = start_engine(folders["llama"], config).layout
+
+    assert [(group.heads, group.window) for group in layout.groups] == [
+        ((0,), None),
+        ((2,), None),
+        ((1,), 24),
+    ]
 
 
 @pytest.mark.parametrize(

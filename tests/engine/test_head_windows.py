@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 
 from core.ids import Slot
-from core.kv_layout import HeadWindow, KVLayout, LayerSpec, group_layers
+from core.kv_layout import HeadWindow, KVDtype, KVLayout, LayerSpec, group_layers
 from engine.attention import PagedAttention
 from engine.attention_native import NativeAttention
 from engine.attention_reference import ReferenceAttention
 from engine.batch import HOLE, SequenceInput
-from engine.kv_pool import KVPool
+from engine.kv_pool import TORCH_DTYPES, KVPool
 from engine.native_library import NativeLibrary, open_native_library
 from engine.plan import ForwardPlan, build_plan
 from tests.engine.head_masks import visible_by_head
@@ -40,9 +40,10 @@ class Case:
     lengths: list[int]
     sinks: torch.Tensor | None
     """[heads] logits without a value."""
+    dtype: torch.dtype = torch.float32
 
     @classmethod
-    def random(cls, seed: int) -> "Case":
+    def random(cls, seed: int, dtype: KVDtype = "float32") -> "Case":
         rng = np.random.default_rng(seed)
         num_kv_heads = int(rng.choice([2, 3, 4, 6]))
         num_windowed = int(rng.integers(1, num_kv_heads + 1))
@@ -60,17 +61,21 @@ class Case:
         num_heads = num_kv_heads * int(rng.choice([1, 2, 3]))
         return cls(
             layers=layers,
-            layout=group_layers(layers, block_size=int(rng.choice([4, 8, 16])), dtype="float32"),
+            layout=group_layers(layers, block_size=int(rng.choice([4, 8, 16])), dtype=dtype),
             num_heads=num_heads,
             lengths=[int(rng.integers(150, 330)), int(rng.integers(20, 90)), 5],
             sinks=torch.randn(num_heads) if seed % 3 == 0 else None,
+            dtype=TORCH_DTYPES[dtype],
         )
 
     def rows(self, sequence: int, layer: int) -> tuple[torch.Tensor, ...]:
         generator = torch.Generator().manual_seed(100 * sequence + layer)
         shapes = (self.num_heads, *[self.layout.num_kv_heads] * 2)
         length = self.lengths[sequence]
-        return tuple(torch.randn(length, heads, HEAD_DIM, generator=generator) for heads in shapes)
+        return tuple(
+            torch.randn(length, heads, HEAD_DIM, generator=generator).to(self.dtype)
+            for heads in shapes
+        )
 
     def dense(self, sequence: int, layer: int) -> torch.Tensor:
         """Attention of all rows with a mask per head, in float64."""
@@ -156,12 +161,8 @@ def open_attention(
     return ReferenceAttention(plan, pool)
 
 
-@pytest.mark.parametrize("kind", ["reference", "native"])
-@pytest.mark.parametrize("seed", range(10))
-def test_g13_every_head_reads_its_sinks_and_window_and_no_hole(
-    library: NativeLibrary, seed: int, kind: str
-) -> None:
-    case = Case.random(seed)
+def assert_equals_dense(case: Case, kind: str, library: NativeLibrary, **tolerance: float) -> None:
+    """Run ``case`` in parts over scattered blocks and hold every row against dense attention."""
     tables = Tables(case)
     wanted = {
         (sequence, layer): case.dense(sequence, layer)
@@ -179,7 +180,23 @@ def test_g13_every_head_reads_its_sinks_and_window_and_no_hole(
             ]
             output = attention.attend(layer, *parts, sinks=case.sinks, **options)
             expected = torch.cat([wanted[sequence, layer][rows] for sequence, rows in ranges])
-            torch.testing.assert_close(output.double(), expected, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(output.double(), expected, **tolerance)
+
+
+@pytest.mark.parametrize("kind", ["reference", "native"])
+@pytest.mark.parametrize("seed", range(10))
+def test_g13_every_head_reads_its_sinks_and_window_and_no_hole(
+    library: NativeLibrary, seed: int, kind: str
+) -> None:
+    assert_equals_dense(Case.random(seed), kind, library, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["reference", "native"])
+@pytest.mark.parametrize("seed", range(4))
+def test_heads_stay_near_dense_attention_in_bfloat16(
+    library: NativeLibrary, seed: int, kind: str
+) -> None:
+    assert_equals_dense(Case.random(seed, "bfloat16"), kind, library, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("kind", ["reference", "native"])
@@ -189,17 +206,23 @@ def test_g13_sinks_up_to_three_tokens(library: NativeLibrary, num_sinks: int, ki
     window = HeadWindow(heads=(1,), window=9, num_sinks=num_sinks)
     layers = [LayerSpec(2, HEAD_DIM, head_window=window)]
     case = Case(layers, group_layers(layers, block_size=4, dtype="float32"), 2, [90], None)
-    tables = Tables(case)
-    wanted = case.dense(0, 0)
 
-    for plan, ((_, rows),) in steps(case, tables):
-        attention = open_attention(kind, plan, tables.pool, library)
-        output = attention.attend(
-            0,
-            *(part[rows] for part in case.rows(0, 0)),
-            sinks=None,
-            scaling=HEAD_DIM**-0.5,
-            softcap=SOFTCAP,
-            window=None,
-        )
-        torch.testing.assert_close(output.double(), wanted[rows], rtol=1e-4, atol=1e-5)
+    assert_equals_dense(case, kind, library, rtol=1e-4, atol=1e-5)
+
+
+def test_a_head_looks_at_its_sinks_and_window_alone() -> None:
+    """Work, not just masks: a token that no row sees is not even gathered."""
+    window = HeadWindow(heads=(0,), window=32, num_sinks=4)
+    layers = [LayerSpec(2, HEAD_DIM, head_window=window)]
+    case = Case(layers, group_layers(layers, block_size=8, dtype="float32"), 2, [700, 900], None)
+    tables = Tables(case)
+    parts = [
+        SequenceInput(Slot(at), [0] * count, 600, tables.of(at), sample=True)
+        for at, count in enumerate((1, 64))
+    ]
+    attention = ReferenceAttention(build_plan(parts, case.layout, device=CPU), tables.pool)
+
+    windowed, full = (attention._gathers_of(group) for group in range(2))
+
+    assert [gather.slots.shape[1] for gather in windowed] == [32 + 4, 32 + 63 + 4]
+    assert [gather.slots.shape[1] for gather in full] == [601, 664]
