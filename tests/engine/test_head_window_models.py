@@ -26,6 +26,7 @@ from engine.forward import PagedModel
 from engine.kv_pool import KVPool
 from engine.loading import load_model
 from engine.native_layers import AbsorbedLayer, LayerRun
+from engine.plan import build_plan
 from engine.runner import ModelRunner
 from engine.startup import start_engine
 from tests.engine.head_masks import visible_by_head
@@ -235,6 +236,29 @@ def test_layers_stay_compiled_and_tell_heads_apart(folders: dict[str, Path]) -> 
         ((1,), None, 0),
     ]
     assert {group.layers for group in groups} == {(0, 1, 2)}
+
+
+@pytest.mark.parametrize("num_sinks", [0, 4, 70])
+def test_logits_do_not_depend_on_how_a_prompt_is_cut_into_chunks(
+    folders: dict[str, Path], num_sinks: int
+) -> None:
+    """Bit for bit: which tokens a chunk's rows see together must not show in any row."""
+    model = load(folders["llama"], HeadWindowConfig(window=24, sink=num_sinks, ratio=0.67))
+    token_ids = np.random.default_rng(1).integers(3, 512, size=200).tolist()
+    groups = model.kv_pool.layout.groups
+    tables = tuple(np.array_split(np.arange(NUM_BLOCKS, dtype=np.int32), len(groups)))
+
+    def last_logits(chunk: int) -> torch.Tensor:
+        logits = torch.empty(0)
+        for first in range(0, len(token_ids), chunk):
+            part = token_ids[first : first + chunk]
+            inputs = SequenceInput(Slot(0), part, first, tables, sample=True)
+            logits = model.forward(build_plan([inputs], model.kv_pool.layout, device=model.device))
+        return logits
+
+    whole = last_logits(200)
+    for chunk in (1, 7, 64, 149):
+        assert torch.equal(whole, last_logits(chunk)), chunk
 
 
 def test_g15_without_a_head_window_the_layout_is_the_plain_one(folders: dict[str, Path]) -> None:
