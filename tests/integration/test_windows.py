@@ -25,7 +25,7 @@ from tests.integration.test_parity import FLOAT32, assert_same, run
 pytestmark = [pytest.mark.ucx, pytest.mark.timeout(600)]
 
 LENGTHS = (20, WINDOW, WINDOW + 1, 2 * WINDOW, 70, 4 * WINDOW, 4 * WINDOW + 1)
-NUM_TOKENS = 100
+NUM_TOKENS = 80
 HEAD_WINDOW = HeadWindowConfig(window=WINDOW, sink=4, heads=(1,))
 KV_GROUPS = {"head_window": HEAD_WINDOW.model_dump(exclude_none=True)}
 
@@ -80,7 +80,13 @@ def serve_crowded(
 
 
 @pytest.mark.parametrize(
-    ("family", "num_blocks"), [("mistral", 16), ("gpt_oss", 34), ("gemma2", 34), ("gemma3", 90)]
+    ("family", "num_blocks"),
+    [
+        ("mistral", 16),
+        ("gpt_oss", 34),
+        pytest.param("gemma2", 34, marks=pytest.mark.slow),
+        pytest.param("gemma3", 90, marks=pytest.mark.slow),
+    ],
 )
 def test_preempted_requests_of_models_with_windows_answer_as_generate_does(
     family: str, num_blocks: int, tmp_path: Path
@@ -136,10 +142,10 @@ def test_gemma_3_270m_answers_as_generate_does_beyond_four_windows() -> None:
     layout = layout_of(model_path)
     windows = {group.window for group in layout.groups}
     assert windows == {512, None}
-    prompts = [prompt_of(length, 200_000) for length in (5, 130, 512, 700, 1100, 2048, 2100)]
-    expected = generate_reference(model_path, prompts, num_tokens=32)
+    prompts = [prompt_of(length, 200_000) for length in (5, 512, 700, 2100)]
+    expected = generate_reference(model_path, prompts, num_tokens=24)
     with Stack.open(model_path, model=FLOAT32, cache={"memory_gib": 0.4}) as stack:
-        answers = run(stack, prompts, 32)
+        answers = run(stack, prompts, 24)
         assert_same(answers, expected, prompts)
         assert released_by_windows(stack, "prefill") > 0
         long = answers[-1]["sluice"]["kv_nbytes"]
