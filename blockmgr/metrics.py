@@ -57,6 +57,11 @@ class BlockCollector:
                 "Releases that waited for a step in flight",
                 stats.deferred_releases,
             ),
+            (
+                "sluice_kv_window_releases",
+                "Blocks released because they fell behind a sliding window",
+                stats.pruned_blocks,
+            ),
             ("sluice_kv_double_releases", "Second releases, refused", stats.double_releases),
             (
                 "sluice_prefix_cache_query_tokens",

@@ -43,6 +43,30 @@ def needed_blocks(group: KVGroup, block_size: int, num_settled_tokens: int) -> l
     return [run for run in runs if run]
 
 
+def blocks_to_come(
+    group: KVGroup, block_size: int, *, num_covered: int, num_tokens: int, num_unsettled: int
+) -> int:
+    """Return how many more blocks than now a sequence may hold at once on its way.
+
+    Without a window that is what is not covered yet. With one, blocks come free while others come:
+    what is held never exceeds the sinks, the window and the tokens that have not settled.
+
+    Args:
+        group: One KV group of the sequence.
+        block_size: Tokens in a block.
+        num_covered: Tokens that have room now; they may all have settled.
+        num_tokens: Tokens that it is on its way to.
+        num_unsettled: Tokens behind the settled ones that have room, at most.
+    """
+    rest = -(-num_tokens // block_size) - -(-num_covered // block_size)
+    if group.window is None:
+        return max(0, rest)
+    reach = group.window - 1 + num_unsettled
+    most = num_sink_blocks(group, block_size) + -(-reach // block_size) + 1
+    held = sum(map(len, needed_blocks(group, block_size, num_covered)))
+    return max(0, min(rest, most - held))
+
+
 def next_change(layout: KVLayout, num_settled_tokens: int) -> int:
     """Return how many settled tokens first fill another block or leave one behind a window."""
     size = layout.block_size

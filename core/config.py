@@ -133,6 +133,38 @@ class EngineConfig(_Section):
     """``native`` is the compiled CPU kernel; ``reference`` is plain torch."""
 
 
+class HeadWindowConfig(_Section):
+    """Some KV heads of every layer with full attention see just their window and the sinks.
+
+    This changes what the model computes: for models trained so, and for measuring.
+    """
+
+    window: PositiveInt
+    """Tokens that such a head reaches back, the current one included."""
+    sink: NonNegativeInt = 0
+    """First tokens that such a head sees beside its window."""
+    ratio: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Part of a layer's KV heads that have the window, the first ones; 0: none."""
+    heads: tuple[NonNegativeInt, ...] | None = None
+    """The KV heads of a layer that have the window, instead of ``ratio``."""
+
+    @model_validator(mode="after")
+    def _selects_heads_once(self) -> Self:
+        if (self.ratio is None) == (self.heads is None):
+            message = "head_window needs either ratio or heads"
+            raise ValueError(message)
+        if self.heads is not None and (not self.heads or sorted(set(self.heads)) != [*self.heads]):
+            message = f"heads={list(self.heads)} must be ascending, each once, and at least one"
+            raise ValueError(message)
+        return self
+
+
+class KVGroupsConfig(_Section):
+    """Attention spans beyond those of the model's own config. Both sides of a transfer agree."""
+
+    head_window: HeadWindowConfig | None = None
+
+
 class TransferConfig(_Section):
     """How KV moves from prefill to decode workers."""
 
@@ -199,6 +231,7 @@ class SluiceConfig(_Section):
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     engine: EngineConfig = EngineConfig()
+    kv_groups: KVGroupsConfig = KVGroupsConfig()
     transfer: TransferConfig = TransferConfig()
     router: RouterConfig = RouterConfig()
     deploy: DeployConfig = DeployConfig()

@@ -1,12 +1,12 @@
 """Where a token's K and V live in a pool: agreed by engine, block manager and peers.
 
-A block is ``[layers, 2, block_size, kv_heads, head_dim]`` of its group, contiguous. Every group's
+A block is ``[layers, 2, block_size, heads, head_dim]`` of its group, contiguous. Every group's
 blocks have equal bytes, so that one pool serves all groups and a block id alone gives an address.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -14,6 +14,15 @@ from core.errors import ConfigError
 
 KVDtype = Literal["float32", "bfloat16", "float16"]
 ITEM_NBYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class HeadWindow(msgspec.Struct, frozen=True):
+    """KV heads of one layer that see less than its other heads."""
+
+    heads: tuple[int, ...]
+    """Ascending."""
+    window: int
+    num_sinks: int = 0
 
 
 class LayerSpec(msgspec.Struct, frozen=True):
@@ -25,14 +34,18 @@ class LayerSpec(msgspec.Struct, frozen=True):
     """Tokens that attention reaches back, the current one included; None: all."""
     num_sinks: int = 0
     """First tokens that stay visible beside the window."""
+    head_window: HeadWindow | None = None
+    """For some heads, instead of the two above."""
 
 
 class KVGroup(msgspec.Struct, frozen=True):
-    """Layers that share one attention span, and so one block table."""
+    """(layer, KV head) pairs that share one attention span, and so one block table."""
 
     layers: tuple[int, ...]
     window: int | None = None
     num_sinks: int = 0
+    heads: tuple[int, ...] | None = None
+    """KV heads of each of the layers, ascending; None: all."""
 
 
 class KVLayout(msgspec.Struct, frozen=True):
@@ -42,8 +55,14 @@ class KVLayout(msgspec.Struct, frozen=True):
     block_size: int
     """Token slots in one block."""
     num_kv_heads: int
+    """Of one layer."""
     head_dim: int
     dtype: KVDtype
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model."""
+        return len({layer for group in self.groups for layer in group.layers})
 
     @property
     def layers_per_group(self) -> int:
@@ -51,9 +70,18 @@ class KVLayout(msgspec.Struct, frozen=True):
         return len(self.groups[0].layers)
 
     @property
+    def heads_per_group(self) -> int:
+        """KV heads of each layer in each group (equal for all)."""
+        return len(self.heads_of(self.groups[0]))
+
+    def heads_of(self, group: KVGroup) -> Sequence[int]:
+        """Return the KV heads of ``group``, ascending."""
+        return range(self.num_kv_heads) if group.heads is None else group.heads
+
+    @property
     def token_layer_nbytes(self) -> int:
-        """Bytes of K (or of V) of one token in one layer."""
-        return self.num_kv_heads * self.head_dim * ITEM_NBYTES[self.dtype]
+        """Bytes of K (or of V) of one token in one layer of a group."""
+        return self.heads_per_group * self.head_dim * ITEM_NBYTES[self.dtype]
 
     @property
     def block_nbytes(self) -> int:
@@ -70,8 +98,16 @@ class KVLayout(msgspec.Struct, frozen=True):
         return -(-num_tokens // self.block_size)
 
 
+class _Span(NamedTuple):
+    """What some heads of a layer see."""
+
+    window: int | None
+    num_sinks: int
+    heads: tuple[int, ...]
+
+
 def group_layers(layers: Sequence[LayerSpec], *, block_size: int, dtype: KVDtype) -> KVLayout:
-    """Form groups of equal bytes: layers with one span go together, larger sets are split.
+    """Form groups of equal bytes: what has one span goes together, larger sets are split.
 
     Raises:
         ConfigError: layers differ in KV heads or head size, so their blocks cannot be equal.
@@ -82,16 +118,25 @@ def group_layers(layers: Sequence[LayerSpec], *, block_size: int, dtype: KVDtype
             f"model: layers with different KV shapes {sorted(shapes)} are not supported; "
             "use a model whose layers share one (kv_heads, head_dim)"
         )
-    layers_by_span: dict[tuple[int | None, int], list[int]] = {}
-    for index, layer in enumerate(layers):
-        layers_by_span.setdefault((layer.window, layer.num_sinks), []).append(index)
-    size = math.gcd(*(len(indices) for indices in layers_by_span.values()))
-    groups = tuple(
-        KVGroup(layers=tuple(indices[at : at + size]), window=window, num_sinks=num_sinks)
-        for (window, num_sinks), indices in layers_by_span.items()
-        for at in range(0, len(indices), size)
-    )
     (num_kv_heads, head_dim) = shapes.pop()
+    layers_by_span: dict[_Span, list[int]] = {}
+    for index, layer in enumerate(layers):
+        for span in _spans(layer):
+            layers_by_span.setdefault(span, []).append(index)
+    # Transfers take ranges of a group's layers: equal bytes alone would not do.
+    num_layers = math.gcd(*(len(indices) for indices in layers_by_span.values()))
+    num_heads = math.gcd(*(len(span.heads) for span in layers_by_span))
+    groups = tuple(
+        KVGroup(
+            layers=tuple(indices[layer : layer + num_layers]),
+            window=span.window,
+            num_sinks=span.num_sinks,
+            heads=None if num_heads == num_kv_heads else span.heads[head : head + num_heads],
+        )
+        for span, indices in layers_by_span.items()
+        for layer in range(0, len(indices), num_layers)
+        for head in range(0, len(span.heads), num_heads)
+    )
     return KVLayout(
         groups=groups,
         block_size=block_size,
@@ -99,3 +144,14 @@ def group_layers(layers: Sequence[LayerSpec], *, block_size: int, dtype: KVDtype
         head_dim=head_dim,
         dtype=dtype,
     )
+
+
+def _spans(layer: LayerSpec) -> list[_Span]:
+    """Return the spans of a layer's heads, that of its first head first."""
+    special = layer.head_window
+    windowed = () if special is None else special.heads
+    others = tuple(head for head in range(layer.num_kv_heads) if head not in windowed)
+    spans = [_Span(layer.window, layer.num_sinks, others)]
+    if special is not None:
+        spans.append(_Span(special.window, special.num_sinks, special.heads))
+    return sorted((span for span in spans if span.heads), key=lambda span: span.heads)

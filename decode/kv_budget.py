@@ -4,6 +4,7 @@ from blockmgr.admission import Admission, GrowthReserve
 from blockmgr.block_manager import BlockManager
 from blockmgr.tiers import EndedLoad, LoadedAdmission, Tiers
 from blockmgr.token_run import TokenRun, namespace_of
+from blockmgr.window import blocks_to_come, needed_blocks
 from core.config import SchedulerConfig
 from core.ids import OperationId
 from core.kv_layout import KVLayout
@@ -30,6 +31,7 @@ class KVBudget:
         self._layout = layout
         self._fingerprint = fingerprint
         self._has_windows = any(group.window is not None for group in layout.groups)
+        self._num_unsettled = config.max_batch_tokens * config.overlap_depth
         self._reserve = GrowthReserve(
             initial=config.reserve_blocks_initial,
             minimum=config.reserve_blocks_min,
@@ -51,6 +53,44 @@ class KVBudget:
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks, over all groups, that hold ``num_tokens`` tokens."""
         return len(self._layout.groups) * self._layout.num_blocks_for(num_tokens)
+
+    def blocks_to_receive(self, num_tokens: int, *, num_cached: int = 0) -> int:
+        """Blocks that tickets for ``num_tokens`` tokens name: what no window has left behind.
+
+        The first ``num_cached`` are here: a whole number of blocks.
+        """
+        size = self._layout.block_size
+        return sum(
+            len(range(max(run.start, num_cached // size), run.stop))
+            for group in self._layout.groups
+            for run in needed_blocks(group, size, num_tokens)
+        )
+
+    def first_chunk_end(self, sequence: Sequence, *, num_cached: int, num_chunk: int) -> int:
+        """Return how many tokens of ``sequence`` get blocks at admission.
+
+        With windows, those of the first chunk of at most ``num_chunk`` tokens: until the rest is
+        computed, some of the first blocks are behind a window. What a tier loads has room at once.
+        """
+        num_tokens = sequence.num_tokens
+        if not self._has_windows or self.loadable_hit(sequence, num_cached) > num_cached:
+            return num_tokens
+        return min(num_tokens, num_cached + num_chunk)
+
+    def blocks_to_come(self, *, num_covered: int, num_tokens: int) -> int:
+        """Blocks that a sequence needs beyond ``num_covered`` tokens while it is computed here."""
+        if num_covered >= num_tokens:
+            return 0
+        return sum(
+            blocks_to_come(
+                group,
+                self._layout.block_size,
+                num_covered=num_covered,
+                num_tokens=num_tokens,
+                num_unsettled=self._num_unsettled,
+            )
+            for group in self._layout.groups
+        )
 
     def available(self, *, num_running: int) -> int:
         """Blocks for newcomers, beside all that is promised, and reserved for growth."""

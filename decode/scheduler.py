@@ -97,7 +97,8 @@ class DecodeScheduler:
                 cached = 0
         self._budget.admit(sequence, num_cached=cached, num_tokens=cached)
         if cached:
-            self._budget.promise(sequence, self._budget.blocks_for(num_tokens - cached))
+            need = self._budget.blocks_to_receive(num_tokens, num_cached=cached)
+            self._budget.promise(sequence, need)
 
     def num_uncached_tokens(self, sequence: Sequence) -> int:
         """Tokens of ``sequence`` that neither the pool nor host memory has. Changes nothing."""
@@ -115,7 +116,7 @@ class DecodeScheduler:
         targets = list(targets)
         count = sum(target.count for target in targets)
         if sequence.promised_blocks is None:
-            need = self._budget.blocks_for(sequence.num_tokens)
+            need = self._budget.blocks_to_receive(sequence.num_tokens)
             if self._is_preempted_one_waiting() or need > self._available():
                 self._refused[owner] = sequence.arrival
                 return None
@@ -306,7 +307,20 @@ class DecodeScheduler:
                 self._table.preempt(victim)
                 if victim is sequence:
                     return False
+            else:
+                self._keep_promise(sequence)
         return True
+
+    def _keep_promise(self, sequence: Sequence) -> None:
+        """A sequence that was promised room for all of its chunks got some of it."""
+        if sequence.promised_blocks:
+            rest = self._budget.blocks_to_come(
+                num_covered=sequence.num_covered, num_tokens=sequence.num_known
+            )
+            if rest:
+                self._budget.promise(sequence, rest)
+            else:
+                self._budget.close_promise(sequence)
 
     def _admit(self, chosen: list[tuple[Sequence, int]]) -> list[SlotOpening]:
         """Add READY and WAITING sequences to ``chosen`` while tokens, slots and blocks last."""
@@ -327,7 +341,7 @@ class DecodeScheduler:
             chosen.append((sequence, num_tokens))
             budget -= num_tokens
         while budget and self._table.has_room and (sequence := self._next_waiting()) is not None:
-            if not self._admit_waiting(sequence):
+            if not self._admit_waiting(sequence, budget):
                 break
             if sequence.state is State.LOADING:
                 continue
@@ -337,8 +351,12 @@ class DecodeScheduler:
             budget -= num_tokens
         return openings
 
-    def _admit_waiting(self, sequence: Sequence) -> bool:
-        """Allocate all known tokens of ``sequence``; False, without a trace: not now."""
+    def _admit_waiting(self, sequence: Sequence, num_chunk: int) -> bool:
+        """Allocate what ``sequence`` needs; False, without a trace: not now.
+
+        All of its known tokens have room, or, with windows, those of its first chunk of at most
+        ``num_chunk`` tokens, and what the others need is promised.
+        """
         num_tokens = sequence.num_tokens
         is_new = not sequence.num_preemptions
         if is_new and any(arrival < sequence.arrival for arrival in self._refused.values()):
@@ -346,10 +364,14 @@ class DecodeScheduler:
         if self._budget.is_closed(num_running=self.num_running):
             return False  # before anything is looked up
         cached = self._budget.usable_hit(sequence)
-        cost = self._budget.cost(sequence, num_cached=cached, num_tokens=num_tokens)
-        if cost > self._available():
+        end = self._budget.first_chunk_end(sequence, num_cached=cached, num_chunk=num_chunk)
+        cost = self._budget.cost(sequence, num_cached=cached, num_tokens=end)
+        to_come = self._budget.blocks_to_come(num_covered=end, num_tokens=num_tokens)
+        if cost + to_come > self._available():
             return False
-        load = self._budget.admit_or_load(sequence, num_cached=cached, num_tokens=num_tokens)
+        load = self._budget.admit_or_load(sequence, num_cached=cached, num_tokens=end)
+        if to_come:
+            self._budget.promise(sequence, to_come)
         sequence.num_known = num_tokens
         if load is not None:
             self._table.begin_load(sequence, load)

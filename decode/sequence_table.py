@@ -96,6 +96,7 @@ class SequenceTable:
         self.num_preemptions += 1
         victim.num_preemptions += 1
         self._budget.count_preemption()
+        self._budget.close_promise(victim)
         self._apply(victim, Event.PREEMPTED)
         victim.num_computed = victim.num_settled = 0
         self.waiting.appendleft(victim)

@@ -4,7 +4,8 @@ Every model family calls a registered function; ours passes on to the ``paged`` 
 the forward, so that nothing about a step is global.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -92,11 +93,21 @@ def _mask(*, mask_function: MaskPredicate, config: Any, **_kwargs: Any) -> None:
         observer.observe_mask(mask_function)
 
 
-def layer_places(layout: KVLayout) -> tuple[tuple[int, int], ...]:
-    """Return for each layer its KV group and its place in the group's blocks."""
-    places = {
-        layer: (group, at)
-        for group, members in enumerate(layout.groups)
-        for at, layer in enumerate(members.layers)
-    }
-    return tuple(places[layer] for layer in range(len(places)))
+@dataclass(frozen=True, slots=True)
+class LayerPart:
+    """KV heads of one layer that are in one KV group."""
+
+    group: int
+    place: int
+    """Of the layer in the group's blocks."""
+    heads: Sequence[int]
+    """By their place in the group's blocks."""
+
+
+def layer_parts(layout: KVLayout) -> tuple[tuple[LayerPart, ...], ...]:
+    """Return for each layer where its KV heads are; together the parts have each head once."""
+    parts: list[list[LayerPart]] = [[] for _ in range(layout.num_layers)]
+    for at, group in enumerate(layout.groups):
+        for place, layer in enumerate(group.layers):
+            parts[layer].append(LayerPart(group=at, place=place, heads=layout.heads_of(group)))
+    return tuple(tuple(of_layer) for of_layer in parts)

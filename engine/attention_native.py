@@ -1,12 +1,34 @@
 """Paged attention by the compiled kernels, for one forward on the CPU."""
 
+import ctypes
+from functools import cache
+
 import torch
 
-from core.kv_layout import KVLayout
-from engine.attention import layer_places
+from core.kv_layout import ITEM_NBYTES, KVLayout
+from engine.attention import layer_parts
 from engine.kv_pool import KVPool
-from engine.native_library import Attention, Group, NativeLibrary, Step
+from engine.native_library import Attention, Group, KVHead, NativeLibrary, Step
 from engine.plan import ForwardPlan
+
+
+@cache
+def kv_head_places(layout: KVLayout, layer: int) -> "ctypes.Array[KVHead]":
+    """Return where each KV head of a layer is, and what it sees."""
+    half_nbytes = layout.block_size * layout.token_layer_nbytes
+    head_nbytes = layout.head_dim * ITEM_NBYTES[layout.dtype]
+    places = (KVHead * layout.num_kv_heads)()
+    for part in layer_parts(layout)[layer]:
+        group = layout.groups[part.group]
+        for at, head in enumerate(part.heads):
+            places[head] = KVHead(
+                group=part.group,
+                key_offset=2 * part.place * half_nbytes + at * head_nbytes,
+                value_offset=(2 * part.place + 1) * half_nbytes + at * head_nbytes,
+                window=group.window or 0,
+                first_tokens=group.num_sinks,
+            )
+    return places
 
 
 def attention_structure(
@@ -19,16 +41,13 @@ def attention_structure(
     sinks: torch.Tensor | None,
 ) -> Attention:
     """Return what the kernels need of a layer. ``sinks`` [heads] float32 must outlive it."""
-    group, place = layer_places(layout)[layer]
-    half_nbytes = layout.block_size * layout.token_layer_nbytes
     return Attention(
-        group=group,
-        key_offset=2 * place * half_nbytes,
-        value_offset=(2 * place + 1) * half_nbytes,
+        # The cache keeps them alive: a copy of this structure has just their address.
+        places=kv_head_places(layout, layer),
+        token_nbytes=layout.token_layer_nbytes,
         heads=num_heads,
         kv_heads=layout.num_kv_heads,
         head_dim=layout.head_dim,
-        window=layout.groups[group].window or 0,
         sinks=None if sinks is None else sinks.data_ptr(),
         scaling=scaling,
         softcap=softcap or 0.0,

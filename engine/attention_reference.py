@@ -1,7 +1,8 @@
 """Paged attention in plain torch, on any device: what every other implementation is held against.
 
-Scores and softmax are in float32. A position outside the window or behind the sequence's end is
-never read: its index is moved onto a visible position before the gather, and masked after it.
+Scores and softmax are in float32. A position that is neither a sink nor in the window, or that is
+behind the sequence's end, is never read: its index is moved onto a visible position before the
+gather, and masked after it.
 """
 
 from collections.abc import Sequence
@@ -9,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.attention import layer_places
+from core.kv_layout import KVGroup
+from engine.attention import LayerPart, layer_parts
 from engine.kv_pool import KVPool
 from engine.plan import ForwardPlan
 
@@ -35,8 +37,9 @@ class ReferenceAttention:
     def __init__(self, plan: ForwardPlan, pool: KVPool) -> None:
         self._plan = plan
         self._pool = pool
-        self._places = layer_places(pool.layout)
+        self._parts = layer_parts(pool.layout)
         self._gathers: dict[int, Sequence[_Gather]] = {}
+        self._indices: dict[tuple[int, ...], torch.Tensor] = {}
 
     def attend(
         self,
@@ -51,32 +54,76 @@ class ReferenceAttention:
         window: int | None,  # noqa: ARG002  # the group's window holds
     ) -> torch.Tensor:
         """See ``PagedAttention.attend``."""
-        group, place = self._places[layer]
-        keys, values = self._pool.keys[place], self._pool.values[place]
-        slots = self._plan.slot_mappings[group]
-        block_size = self._pool.layout.block_size
-        keys[slots // block_size, slots % block_size] = key
-        values[slots // block_size, slots % block_size] = value
-        if group not in self._gathers:
-            self._gathers[group] = _gathers(
-                self._plan,
-                group,
-                window=self._pool.layout.groups[group].window,
-                block_size=block_size,
-            )
+        rows = _Rows(query, key, value, sinks)
+        parts = self._parts[layer]
+        if len(parts) == 1:
+            return self._attend_part(parts[0], rows, scaling=scaling, softcap=softcap)
         output = torch.empty_like(query)
-        for gather in self._gathers[group]:
+        for part in parts:
+            heads, query_heads = self._heads_of(part, query.shape[1])
+            output[:, query_heads] = self._attend_part(
+                part, rows.of_heads(heads, query_heads), scaling=scaling, softcap=softcap
+            )
+        return output
+
+    def _heads_of(self, part: LayerPart, num_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the part's KV heads and the query heads that go with them."""
+        per_head = num_heads // self._pool.layout.num_kv_heads
+        heads = tuple(part.heads)
+        query_heads = tuple(head * per_head + at for head in heads for at in range(per_head))
+        for chosen in (heads, query_heads):
+            if chosen not in self._indices:
+                self._indices[chosen] = torch.tensor(chosen, device=self._plan.kv_lens.device)
+        return self._indices[heads], self._indices[query_heads]
+
+    def _attend_part(
+        self, part: LayerPart, rows: "_Rows", *, scaling: float, softcap: float | None
+    ) -> torch.Tensor:
+        keys, values = self._pool.keys[part.place], self._pool.values[part.place]
+        slots = self._plan.slot_mappings[part.group]
+        block_size = self._pool.layout.block_size
+        keys[slots // block_size, slots % block_size] = rows.key
+        values[slots // block_size, slots % block_size] = rows.value
+        output = torch.empty_like(rows.query)
+        for gather in self._gathers_of(part.group):
             blocks, offsets = gather.slots // block_size, gather.slots % block_size
             output[gather.rows] = _attend(
-                query[gather.rows],
+                rows.query[gather.rows],
                 keys[blocks, offsets],
                 values[blocks, offsets],
                 gather.visible,
                 scaling=scaling,
                 softcap=softcap,
-                sinks=sinks,
-            ).to(query.dtype)
+                sinks=rows.sinks,
+            ).to(output.dtype)
         return output
+
+    def _gathers_of(self, group: int) -> Sequence[_Gather]:
+        if group not in self._gathers:
+            layout = self._pool.layout
+            self._gathers[group] = _gathers(
+                self._plan, group, layout.groups[group], block_size=layout.block_size
+            )
+        return self._gathers[group]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """What attention is asked for: [T, heads, head_dim], and [heads] logits of ``sinks``."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    sinks: torch.Tensor | None
+
+    def of_heads(self, heads: torch.Tensor, query_heads: torch.Tensor) -> "_Rows":
+        """Return the same for some of the heads."""
+        return _Rows(
+            query=self.query[:, query_heads],
+            key=self.key[:, heads],
+            value=self.value[:, heads],
+            sinks=None if self.sinks is None else self.sinks[query_heads],
+        )
 
 
 def _attend(
@@ -111,10 +158,15 @@ def _attend(
     return output.transpose(1, 2).reshape(num_rows, num_heads, head_dim)
 
 
-def _gathers(
-    plan: ForwardPlan, group: int, *, window: int | None, block_size: int
-) -> Sequence[_Gather]:
-    """Return one gather for all single-token parts, and tiles of one sequence for the others."""
+def _gathers(plan: ForwardPlan, at: int, group: KVGroup, *, block_size: int) -> Sequence[_Gather]:
+    """Return one gather for all single-token parts, and tiles of one sequence for the others.
+
+    Args:
+        plan: Of the step.
+        at: Number of the group.
+        group: The group itself.
+        block_size: Tokens of a block.
+    """
     starts, kv_lens = plan.host_query_starts, plan.host_kv_lens
     lengths = starts[1:] - starts[:-1]
     singles = [index for index in range(len(kv_lens)) if lengths[index] == 1]
@@ -123,10 +175,10 @@ def _gathers(
         device = plan.kv_lens.device
         gathers.append(
             _gather(
-                plan.block_tables[group][torch.tensor(singles, device=device)],
+                plan.block_tables[at][torch.tensor(singles, device=device)],
                 rows=torch.tensor(starts[singles], device=device),
                 positions=torch.tensor(kv_lens[singles] - 1, device=device),
-                window=window,
+                group=group,
                 block_size=block_size,
             )
         )
@@ -135,10 +187,10 @@ def _gathers(
             rows = torch.arange(starts[index], starts[index + 1], device=plan.kv_lens.device)
             gathers.extend(
                 _gather(
-                    plan.block_tables[group][index : index + 1],
+                    plan.block_tables[at][index : index + 1],
                     rows=tile,
                     positions=plan.positions[tile],
-                    window=window,
+                    group=group,
                     block_size=block_size,
                 )
                 for tile in rows.split(QUERY_TILE)
@@ -151,10 +203,11 @@ def _gather(
     *,
     rows: torch.Tensor,
     positions: torch.Tensor,
-    window: int | None,
+    group: KVGroup,
     block_size: int,
 ) -> _Gather:
     last = positions[:, None]
+    window = group.window
     first = torch.zeros_like(last) if window is None else (last - window + 1).clamp(min=0)
     # One table for all rows: they share the span from the first row's first to the last's last.
     shared = tables.shape[0] == 1
@@ -162,8 +215,15 @@ def _gather(
     span_last = last.max(dim=0, keepdim=True).values if shared else last
     length = int((span_last - span_first).max()) + 1
     seen = span_first + torch.arange(length, device=rows.device)
+    visible = (seen >= first) & (seen <= last)
+    # Sinks inside a row's window are visible there, and once is enough.
+    num_sinks = min(group.num_sinks, int(first.max())) if group.num_sinks else 0
+    if num_sinks:
+        sinks = torch.arange(num_sinks, device=rows.device)[None]
+        seen = torch.cat((sinks.expand(len(seen), -1), seen), dim=1)
+        visible = torch.cat((sinks < first, visible), dim=1)
     readable = torch.minimum(seen, span_last)
     slots = (
         torch.gather(tables.long(), 1, readable // block_size) * block_size + readable % block_size
     )
-    return _Gather(rows=rows, slots=slots, visible=(seen >= first) & (seen <= last))
+    return _Gather(rows=rows, slots=slots, visible=visible)

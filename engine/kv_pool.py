@@ -43,11 +43,11 @@ class KVPool:
             layout.layers_per_group,
             2,
             layout.block_size,
-            layout.num_kv_heads,
+            layout.heads_per_group,
             layout.head_dim,
         )
         self.keys = tuple(per_layer[:, at, 0] for at in range(layout.layers_per_group))
-        """Per layer of a group, by its place there: [num_blocks, block_size, kv_heads, head_dim].
+        """Per layer of a group, by its place there: [num_blocks, block_size, heads, head_dim].
 
         The groups share the pool: which block belongs to which group is the block tables' matter.
         """

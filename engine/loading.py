@@ -9,7 +9,9 @@ from typing import Any, Literal
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
+from core.config import HeadWindowConfig
 from core.errors import ConfigError
+from core.kv_heads import with_head_window
 from engine.attention import ATTENTION_NAME, register
 from engine.kv_pool import TORCH_DTYPES
 from engine.model_spec import ModelSpec, model_fingerprint, tokenizer_fingerprint
@@ -41,10 +43,12 @@ def load_model(
     attention: AttentionChoice = "auto",
     num_threads: int = 0,
     max_model_len: int | None = None,
+    head_window: HeadWindowConfig | None = None,
 ) -> LoadedModel:
     """Return the model in the folder ``path``, which holds a config, safetensors and a tokenizer.
 
-    ``num_threads`` is for all CPU work of this process; 0 takes one per core.
+    ``num_threads`` is for all CPU work of this process; 0 takes one per core. ``head_window``
+    changes what the model computes.
 
     Raises:
         ConfigError: the folder or a file in it is missing or damaged, or the model is of a kind
@@ -57,7 +61,8 @@ def load_model(
     config = _read_config(path)
     module = _read_weights(path, config, dtype=dtype).to(chosen).eval()
     text_config = module.config.get_text_config()
-    layers = probe_layers(module, text_config, name=str(path))
+    probed = probe_layers(module, text_config, name=str(path))
+    layers = with_head_window(probed, head_window)
     spec = ModelSpec(
         vocab_size=text_config.vocab_size,
         eos_token_ids=_eos_token_ids(path, text_config),

@@ -165,7 +165,7 @@ def replace_layers(module: Any, library: NativeLibrary, layout: KVLayout) -> int
 
     The rest of the model goes on as it was, so that any result is a working model.
     """
-    layers = _decoder_layers(module, sum(len(group.layers) for group in layout.groups))
+    layers = _decoder_layers(module, layout.num_layers)
     if layers is None:
         return 0
     trial = LayerTrial(layout, module.dtype)

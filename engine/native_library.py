@@ -65,17 +65,27 @@ class Step(Structure):
     )
 
 
-class Attention(Structure):
-    """The attention of one layer."""
+class KVHead(Structure):
+    """One KV head of one layer."""
 
     _fields_ = (
         ("group", c_int64),
         ("key_offset", c_int64),
         ("value_offset", c_int64),
+        ("window", c_int64),
+        ("first_tokens", c_int64),
+    )
+
+
+class Attention(Structure):
+    """The attention of one layer."""
+
+    _fields_ = (
+        ("places", POINTER(KVHead)),
+        ("token_nbytes", c_int64),
         ("heads", c_int64),
         ("kv_heads", c_int64),
         ("head_dim", c_int64),
-        ("window", c_int64),
         ("sinks", c_void_p),
         ("scaling", c_float),
         ("softcap", c_float),

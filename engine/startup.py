@@ -42,6 +42,7 @@ def start_engine(model_path: Path, config: SluiceConfig) -> Engine:
         attention=engine.attention,
         num_threads=engine.num_threads,
         max_model_len=model.max_model_len,
+        head_window=config.kv_groups.head_window,
     )
     layout = loaded.spec.kv_layout(cache.block_size)
     num_blocks = cache.num_blocks or int(cache.memory_gib * GIB) // layout.block_nbytes

@@ -32,14 +32,15 @@ class TransferShape:
         """Return the absolute block indices that hold ``tokens``."""
         return range(tokens.start // self.block_size, -(-tokens.stop // self.block_size))
 
-    def required_indices(self, group: int, tokens: range) -> range:
-        """Return the indices that decode will read: those behind the group's window are not."""
+    def required_indices(self, group: int, tokens: range) -> list[int]:
+        """Return the indices that decode will read: sinks, and what is not behind the window."""
         indices = self.indices_of(tokens)
-        window = self.groups[group].window
-        if window is None:
-            return indices
-        first_live = max(0, tokens.stop - window + 1) // self.block_size
-        return range(max(indices.start, first_live), indices.stop)
+        span = self.groups[group]
+        if span.window is None:
+            return [*indices]
+        first_live = max(0, tokens.stop - span.window + 1) // self.block_size
+        num_sinks = -(-span.num_sinks // self.block_size)
+        return [index for index in indices if index < num_sinks or index >= first_live]
 
 
 @dataclass(frozen=True, slots=True)

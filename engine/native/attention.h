@@ -38,7 +38,27 @@ static inline std::vector<QueryTile> query_tiles(const Step& step, int heads_per
     return tiles;
 }
 
-// Where each of TOKENS tokens from `first` has its K and V; null outside [low, high].
+// What the rows of one query tile see together: the tokens before `sinks`, and [low, high].
+struct Span {
+    int sinks, low, high;
+
+    Span(const KVHead& head, const QueryTile& tile)
+        : high(tile.first_position + tile.tokens - 1) {
+        low = head.window ? std::max(0, tile.first_position - int(head.window - 1)) : 0;
+        sinks = std::min(low, int(head.first_tokens));
+    }
+
+    bool has(int token) const { return token <= high && (token >= low || token < sinks); }
+
+    // First tokens of the KV tiles that hold any of it, in order.
+    int first_tile() const { return sinks ? 0 : low / TOKENS * TOKENS; }
+    int tile_after(int start) const {
+        const int next = start + TOKENS;
+        return next < sinks ? next : std::max(next, low / TOKENS * TOKENS);
+    }
+};
+
+// Where each of TOKENS tokens from `first` has its K and V; null outside the span.
 struct TokenRows {
     const char* key[TOKENS];
     const char* value[TOKENS];
@@ -46,22 +66,20 @@ struct TokenRows {
 
 // Also starts to fetch what it finds: the tile is used only after the one before it.
 template <class E>
-static inline void find_rows(const Step& step, const Attention& layer, int sequence, int kv_head,
-                             int first, int low, int high, TokenRows& rows) {
-    const Group& group = step.groups[layer.group];
+static inline void find_rows(const Step& step, const Attention& layer, int sequence,
+                             const KVHead& head, int first, const Span& span, TokenRows& rows) {
+    const Group& group = step.groups[head.group];
     const int32_t* table = group.blocks + sequence * group.table_width;
     const int64_t head_nbytes = layer.head_dim * int64_t(sizeof(E));
-    const int64_t token_nbytes = layer.kv_heads * head_nbytes;
     int64_t index = first / step.block_size, offset = first % step.block_size;
     for (int j = 0; j < TOKENS; ++j) {
-        const int token = first + j;
-        if (token < low || token > high) {
+        if (!span.has(first + j)) {
             rows.key[j] = rows.value[j] = nullptr;
         } else {
-            const char* at = step.pool + table[index] * step.block_nbytes + offset * token_nbytes +
-                             kv_head * head_nbytes;
-            rows.key[j] = at + layer.key_offset;
-            rows.value[j] = at + layer.value_offset;
+            const char* at =
+                step.pool + table[index] * step.block_nbytes + offset * layer.token_nbytes;
+            rows.key[j] = at + head.key_offset;
+            rows.value[j] = at + head.value_offset;
             for (int64_t line = 0; line < head_nbytes; line += 64) {
                 __builtin_prefetch(rows.key[j] + line);
                 __builtin_prefetch(rows.value[j] + line);
@@ -151,21 +169,22 @@ struct AttentionScratch {
     }
 };
 
-// Turns one row of scores into weights; columns outside [first, last] get none. The row's output
-// so far is scaled to the new peak.
+// Turns one row of scores into weights; columns from `sinks` on outside [first, last] get none. The
+// row's output so far is scaled to the new peak.
 template <class E>
-static inline void softmax_row(float* scores, E* weights, int first, int last, float scaling,
-                               float softcap, float& peak, float& total, float* output,
+static inline void softmax_row(float* scores, E* weights, int sinks, int first, int last,
+                               float scaling, float softcap, float& peak, float& total, float* output,
                                int output_parts, size_t part_stride) {
-    const bool partial = first > 0 || last < TOKENS - 1;
+    const bool partial = first > sinks || last < TOKENS - 1;
     vf best = splat(-std::numeric_limits<float>::infinity());
     for (int j = 0; j < TOKENS; j += LANES) {
         vf s = load<vf>(scores + j) * splat(scaling);
         if (softcap != 0) s = splat(softcap) * tanh(s / splat(softcap));
         if (partial)
             for (int i = 0; i < LANES; ++i)
-                s[i] = j + i < first || j + i > last ? -std::numeric_limits<float>::infinity()
-                                                     : s[i];
+                s[i] = j + i >= sinks && (j + i < first || j + i > last)
+                           ? -std::numeric_limits<float>::infinity()
+                           : s[i];
         best = max(best, s);
         store(scores + j, s);
     }
@@ -208,17 +227,17 @@ static void attend_tile(const Step& step, const Attention& layer, const QueryTil
     }
     std::memset(s.output, 0, size_t(rows) * parts * UNIT * 4);
     std::memset(s.values, 0, size_t(TOKENS) * parts * UNIT * 4);
-    const int high = tile.first_position + tile.tokens - 1;
-    const int window = layer.window ? int(layer.window) : std::numeric_limits<int>::max();
-    const int low = std::max(0, tile.first_position - (window - 1));
+    const KVHead& head = layer.places[kv_head];
+    const int window = head.window ? int(head.window) : std::numeric_limits<int>::max();
+    const Span span(head, tile);
     TokenRows found[2];
-    int start = low / TOKENS * TOKENS;
-    find_rows<E>(step, layer, tile.sequence, kv_head, start, low, high, found[0]);
-    for (int turn = 0; start <= high; start += TOKENS, turn ^= 1) {
+    int start = span.first_tile();
+    find_rows<E>(step, layer, tile.sequence, head, start, span, found[0]);
+    for (int turn = 0, next; start <= span.high; start = next, turn ^= 1) {
         const TokenRows& tokens = found[turn];
-        if (start + TOKENS <= high)
-            find_rows<E>(step, layer, tile.sequence, kv_head, start + TOKENS, low, high,
-                         found[turn ^ 1]);
+        next = span.tile_after(start);
+        if (next <= span.high)
+            find_rows<E>(step, layer, tile.sequence, head, next, span, found[turn ^ 1]);
         pack_keys(tokens, kw, s.keys);
         pack_values(tokens, dim, s.values, (const E*)nullptr);
         block<E, 2>(rows, s.queries, kw, s.keys, size_t(kw) * PANEL, kw, s.scores, false);
@@ -227,11 +246,12 @@ static void attend_tile(const Step& step, const Attention& layer, const QueryTil
             const int position = tile.first_position + row / per_kv;
             const int first = std::max(0, std::max(0, position - (window - 1)) - start);
             const int last = std::min(TOKENS - 1, position - start);
-            if (first > last) {
+            const int sinks = std::min(std::max(0, int(head.first_tokens) - start), last + 1);
+            if (first > last && sinks <= 0) {
                 std::memset(weights + row * TOKENS, 0, TOKENS * sizeof(E));
                 continue;
             }
-            softmax_row(s.scores + row * TOKENS, weights + row * TOKENS, first, last,
+            softmax_row(s.scores + row * TOKENS, weights + row * TOKENS, sinks, first, last,
                         layer.scaling, layer.softcap, s.peak[row], s.total[row],
                         s.output + size_t(row) * UNIT, parts, size_t(rows) * UNIT);
         }
@@ -264,22 +284,25 @@ static void attend(Team& team, int rank, const Step& step, const Attention& laye
     });
 }
 
-// Writes one token's keys and values, [kv_heads * head_dim] each, floats or as kept, to its slot.
+// Writes one token's keys and values, [kv_heads * head_dim] each, floats or as kept, to its slots.
 template <class E, class T>
 static inline void write_kv(const Step& step, const Attention& layer, int token, const T* key,
                             const T* value) {
-    const int64_t slot = step.groups[layer.group].slots[token];
-    const int64_t count = layer.kv_heads * layer.head_dim;
-    char* at = step.pool + slot / step.block_size * step.block_nbytes +
-               slot % step.block_size * count * int64_t(sizeof(E));
-    E* to_key = reinterpret_cast<E*>(at + layer.key_offset);
-    E* to_value = reinterpret_cast<E*>(at + layer.value_offset);
-    if constexpr (sizeof(T) == sizeof(E)) {
-        std::memcpy(to_key, key, count * sizeof(E));
-        std::memcpy(to_value, value, count * sizeof(E));
-    } else {
-        narrow_row(key, to_key, count);
-        narrow_row(value, to_value, count);
+    const int64_t dim = layer.head_dim;
+    for (int64_t kv_head = 0; kv_head < layer.kv_heads; ++kv_head, key += dim, value += dim) {
+        const KVHead& head = layer.places[kv_head];
+        const int64_t slot = step.groups[head.group].slots[token];
+        char* at = step.pool + slot / step.block_size * step.block_nbytes +
+                   slot % step.block_size * layer.token_nbytes;
+        E* to_key = reinterpret_cast<E*>(at + head.key_offset);
+        E* to_value = reinterpret_cast<E*>(at + head.value_offset);
+        if constexpr (sizeof(T) == sizeof(E)) {
+            std::memcpy(to_key, key, dim * sizeof(E));
+            std::memcpy(to_value, value, dim * sizeof(E));
+        } else {
+            narrow_row(key, to_key, dim);
+            narrow_row(value, to_value, dim);
+        }
     }
 }
 

@@ -24,11 +24,18 @@ struct Step {
     const float* sin;
 };
 
-struct Attention {
+// Where one KV head of a layer is, and what its queries see.
+struct KVHead {
     int64_t group;
-    int64_t key_offset, value_offset;  // of the layer in a block, bytes
+    int64_t key_offset, value_offset;  // of its first token in a block, bytes
+    int64_t window;                    // tokens, 0: all
+    int64_t first_tokens;              // seen beside the window
+};
+
+struct Attention {
+    const KVHead* places;  // [kv_heads]
+    int64_t token_nbytes;  // from one token of a block to the next
     int64_t heads, kv_heads, head_dim;
-    int64_t window;      // tokens, 0: all
     const float* sinks;  // [heads] or null
     float scaling, softcap;  // softcap 0: none
 };

@@ -19,10 +19,17 @@ LAYOUT = KVLayout(
 class Bench:
     """A scheduler over a small pool, and the device's side of its steps."""
 
-    def __init__(self, num_blocks: int, *, prefix_caching: bool = False, **config: int) -> None:
-        self.blocks = BlockManager(LAYOUT, num_blocks, fences=True, prefix_caching=prefix_caching)
+    def __init__(
+        self,
+        num_blocks: int,
+        *,
+        prefix_caching: bool = False,
+        layout: KVLayout = LAYOUT,
+        **config: int,
+    ) -> None:
+        self.blocks = BlockManager(layout, num_blocks, fences=True, prefix_caching=prefix_caching)
         self.scheduler = DecodeScheduler(
-            self.blocks, LAYOUT, SchedulerConfig(**config), fingerprint="test"
+            self.blocks, layout, SchedulerConfig(**config), fingerprint="test"
         )
 
     def add(

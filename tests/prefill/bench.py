@@ -13,8 +13,13 @@ from prefill.scheduler import PrefillScheduler, SettledChunk
 class Bench:
     """A scheduler over a small pool; the test is the device."""
 
-    def __init__(self, num_blocks: int, *, windows: tuple[int | None, ...] = (None,)) -> None:
-        groups = tuple(KVGroup(layers=(at,), window=window) for at, window in enumerate(windows))
+    def __init__(
+        self, num_blocks: int, *, windows: tuple[int | None, ...] = (None,), num_sinks: int = 0
+    ) -> None:
+        groups = tuple(
+            KVGroup(layers=(at,), window=window, num_sinks=num_sinks if window else 0)
+            for at, window in enumerate(windows)
+        )
         self.layout = KVLayout(
             groups=groups, block_size=16, num_kv_heads=1, head_dim=4, dtype="float32"
         )

@@ -8,9 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from blockmgr.block_manager import BlockManager
+from blockmgr.block_table import HOLE
+from blockmgr.receive_target import ReceiveTarget
 from blockmgr.states import BlockState
 from core.errors import RequestError
-from core.ids import Attempt, RequestId
+from core.ids import Attempt, OperationId, RequestId
 from prefill.scheduler import SettledChunk
 from tests.prefill.bench import Bench
 
@@ -120,3 +123,36 @@ def test_d16_blocks_behind_the_window_are_not_advertised() -> None:
     # Decode reads from position 100 - 32 + 1 = 69 on: block 4.
     assert indices(offers, group=1) == [[], [], [4, 5], [6]]
     made.scheduler.check_invariants()
+
+
+def test_g16_of_a_recycled_request_sinks_and_window_go_over() -> None:
+    # Given a prompt of which the window has let go of blocks 2 to 27
+    made = Bench(80, windows=(64, None), num_sinks=32)
+    owner = made.add("R", 512)
+    offers = made.run()
+    assert made.blocks.block_tables(owner)[0].tolist()[2:28] == [HOLE] * 26
+
+    # Then the tickets name just the rest, and decode's table gets the same shape
+    named = [run for offer in offers for run in offer.blocks if run.group == 0]
+    assert [run.first_index + at for run in named for at in range(len(run.block_ids))] == [
+        0,
+        1,
+        28,
+        29,
+        30,
+        31,
+    ]
+    decode = BlockManager(made.layout, 40, fences=True, prefix_caching=True)
+    decode.admit(owner, tokens=None, num_cached_tokens=0, num_tokens=0)
+    targets = [
+        ReceiveTarget(run.group, run.first_index, len(run.block_ids))
+        for offer in offers
+        for run in offer.blocks
+    ]
+    decode.begin_receive(owner, targets, OperationId(1))
+    decode.end_operation(OperationId(1))
+    decode.settle(owner, 512)
+    for group in range(2):
+        ours, theirs = (each.block_tables(owner)[group] for each in (decode, made.blocks))
+        assert ((ours == HOLE) == (theirs == HOLE)).all()
+    decode.check_invariants()

@@ -34,6 +34,7 @@ def test_equal_peers_are_paired() -> None:
         (with_layout(dtype="float32"), "kv_layout.dtype", "float32"),
         (with_layout(groups=(KVGroup((0,)),)), "kv_layout.groups", "KVGroup"),
         (with_layout(groups=(KVGroup((0, 1), window=8),)), "kv_layout.groups", "window=8"),
+        (with_layout(groups=(KVGroup((0, 1), heads=(0,)),)), "kv_layout.groups", "heads=(0,)"),
     ],
 )
 def test_c15_each_difference_is_refused_with_both_values_and_a_fix(

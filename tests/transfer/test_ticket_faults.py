@@ -4,6 +4,9 @@ Positions that overlap would be allocated twice, a far one would grow a table by
 that is left out would be read as KV that nobody wrote.
 """
 
+import dataclasses
+
+import msgspec
 import pytest
 
 from core.ids import Attempt, BlockId, Generation, Incarnation, Owner, RequestId
@@ -89,3 +92,18 @@ def test_d16_blocks_behind_the_window_may_be_left_out() -> None:
     entry.add(ticket((0, 2, 5), (1, 4, 3)), 0.0)
     entry.is_announced = True
     assert gap_in(entry, SHAPE) is None
+
+
+def test_g16_sinks_must_be_named_with_the_window() -> None:
+    sinking = msgspec.structs.replace(SHAPE.groups[1], num_sinks=20)
+    shape = dataclasses.replace(SHAPE, groups=(SHAPE.groups[0], sinking))
+    entry = receiving(first_token=0)
+    entry.add(ticket((0, 0, 7), (1, 4, 3)), 0.0)
+    entry.is_announced = True
+    assert gap_in(entry, shape) == "no ticket names blocks [0, 1] of group 1"
+
+    # Where decode has them in its own cache, it does not ask for them
+    entry = receiving(first_token=32)
+    entry.add(ticket((0, 2, 5), (1, 4, 3)), 0.0)
+    entry.is_announced = True
+    assert gap_in(entry, shape) is None
