@@ -204,7 +204,9 @@ def test_no_metric_is_dead(stack: Stack, client: OpenAI) -> None:
             "sluice_kv_block_idle_before_evict_seconds_count",
             "sluice_kv_block_idle_before_evict_seconds_sum",
         }
-        assert families - moved - states - faults == set(), worker
+        # Of a model with windows only; its own tests move it.
+        windows = {"sluice_kv_window_releases_total"}
+        assert families - moved - states - faults - windows == set(), worker
 
 
 def test_readiness_and_health_answer(stack: Stack) -> None:
