@@ -86,7 +86,8 @@ class WindowReach:
         """Of the group."""
         self._group = group
         self._block_size = block_size
-        self._num_sinks = num_sink_blocks(group, block_size)
+        self.num_sinks = num_sink_blocks(group, block_size)
+        """Leading blocks that every hit needs."""
 
     def live(self, num_blocks: int) -> range:
         """Return the blocks that the window reaches back to from the end of ``num_blocks``."""
@@ -106,5 +107,5 @@ class WindowReach:
         first_live = np.maximum(0, lengths * self._block_size - window + 1) // self._block_size
         holes = np.flatnonzero(~present)
         num_leading = int(holes[0]) if len(holes) else len(present)
-        has_sinks = num_leading >= np.minimum(self._num_sinks, lengths)
+        has_sinks = num_leading >= np.minimum(self.num_sinks, lengths)
         return (last_hole < first_live) & has_sinks

@@ -15,8 +15,8 @@ from blockmgr.window import WindowReach
 class WindowEviction:
     """Takes such blocks out one by one and leaves holes, the longest unused node first.
 
-    A hit needs only the window's reach at its end. What a leaf's own end needs is not spare: it
-    goes with the leaf's columns, since without it none of them is useful.
+    A hit needs the sinks, and the window's reach at its end. Sinks, and what a leaf's own end
+    needs, are not spare: they go with the columns, since without them no hit is useful.
 
     Invariant (``check_invariants``): a node with a spare CACHED block is in the order.
     """
@@ -72,6 +72,7 @@ class WindowEviction:
                 (reach.index, column, block_id)
                 for column, block_id in enumerate(node.rows[reach.index])
                 if block_id != HOLE
+                and node.start + column >= reach.num_sinks
                 and node.start + column not in kept
                 and self._pool.is_one_cached(block_id)
             ]

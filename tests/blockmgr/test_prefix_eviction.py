@@ -186,6 +186,26 @@ def test_blocks_behind_a_window_go_before_the_prefix_that_can_still_be_hit(
     blocks.end_operation(OperationId(1))
 
 
+def test_sinks_stay_as_long_as_the_prefix_that_needs_them(make_manager: MakeManager) -> None:
+    # Given eight blocks in a group without and in one with a window of a block and a block of sinks
+    blocks = make_manager(
+        16, KVGroup(layers=(0,)), KVGroup(layers=(1,), window=SIZE, num_sinks=SIZE), block_size=SIZE
+    )
+    owner, run = owner_of("R"), run_of(range(8 * SIZE), SIZE)
+    blocks.admit(owner, tokens=run, num_cached_tokens=0, num_tokens=8 * SIZE)
+    blocks.settle(owner, 8 * SIZE)
+    blocks.release(owner)
+    spare = blocks.num_allocatable - 8 - 2  # but for the full group, the sinks and the window
+
+    # When everything that no hit needs is evicted
+    filler = admit_new(blocks, "F", 0)
+    blocks.begin_receive(filler, [ReceiveTarget(0, 0, spare)], OperationId(1))
+
+    # Then the whole prefix can still be hit
+    assert blocks.count_cached_tokens(run) == 8 * SIZE
+    blocks.end_operation(OperationId(1))
+
+
 def test_thousands_of_tenants_each_have_a_tree_that_goes_with_its_last_block(
     make_manager: MakeManager,
 ) -> None:
