@@ -59,7 +59,8 @@ class Admission:
     promised all that it needs, so no two sequences can wait for each other's blocks.
 
     Invariant: ``promised`` is the sum over all owners that were promised something and neither
-    have everything nor are gone. Each of them counts as growing.
+    have everything nor are gone. Each of them that does not run yet counts as growing, beside
+    those that run.
     """
 
     def __init__(
@@ -76,11 +77,12 @@ class Admission:
         self._num_groups = num_groups
         self._num_lookahead_blocks = num_lookahead_blocks
         self._promised_to: dict[Owner, int] = {}
+        self._running: set[Owner] = set()
         self.promised = 0
 
     def threshold(self, num_blocks: int, *, num_running: int) -> int:
         """Return how many free blocks it takes to admit a newcomer of ``num_blocks`` blocks."""
-        num_growing = num_running + len(self._promised_to)
+        num_growing = num_running + len(self._promised_to) - len(self._running)
         kept = self.reserve.blocks * self._num_groups * num_growing
         return num_blocks + self._num_lookahead_blocks + kept + self.promised
 
@@ -88,16 +90,24 @@ class Admission:
         """Return how many blocks a newcomer may need; negative where there is less than none."""
         return num_allocatable - self.threshold(0, num_running=num_running)
 
-    def promise(self, owner: Owner, num_blocks: int) -> None:
-        """Change what ``owner`` still is to get to ``num_blocks``, which may be 0 for now."""
+    def promise(self, owner: Owner, num_blocks: int, *, is_running: bool = False) -> None:
+        """Change what ``owner`` still is to get to ``num_blocks``, which may be 0 for now.
+
+        ``is_running``: it is one of ``num_running`` already, as a prompt that gets its blocks
+        chunk by chunk.
+        """
         self.promised += num_blocks - self._promised_to.get(owner, 0)
         self._promised_to[owner] = num_blocks
+        if is_running:
+            self._running.add(owner)
 
     def close(self, owner: Owner) -> None:
         """``owner`` has everything or is gone. An owner without a promise changes nothing."""
         self.promised -= self._promised_to.pop(owner, 0)
+        self._running.discard(owner)
 
     def check_invariants(self) -> None:
         """Assert the invariant above."""
         assert self.promised == sum(self._promised_to.values()), "a promise was lost"
         assert all(num_blocks >= 0 for num_blocks in self._promised_to.values())
+        assert self._running <= self._promised_to.keys(), "who runs was promised something"

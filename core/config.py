@@ -139,9 +139,9 @@ class HeadWindowConfig(_Section):
     This changes what the model computes: for models trained so, and for measuring.
     """
 
-    window: PositiveInt
+    window: Annotated[int, Field(gt=0, le=2**30)]
     """Tokens that such a head reaches back, the current one included."""
-    sink: NonNegativeInt = 0
+    sink: Annotated[int, Field(ge=0, le=2**30)] = 0
     """First tokens that such a head sees beside its window."""
     ratio: Annotated[float, Field(ge=0, le=1)] | None = None
     """Part of a layer's KV heads that have the window, the first ones; 0: none."""

@@ -100,9 +100,9 @@ class KVBudget:
         """Whether not even a newcomer whose whole prefix is shared fits: it needs a last block."""
         return self.available(num_running=num_running) < len(self._layout.groups)
 
-    def promise(self, sequence: Sequence, num_blocks: int) -> None:
-        """Change what is reserved for ``sequence``, which is received, to ``num_blocks``."""
-        self._admission.promise(sequence.owner, num_blocks)
+    def promise(self, sequence: Sequence, num_blocks: int, *, is_running: bool = False) -> None:
+        """Change what is reserved for ``sequence`` to ``num_blocks``: received, or in chunks."""
+        self._admission.promise(sequence.owner, num_blocks, is_running=is_running)
         sequence.promised_blocks = num_blocks
 
     def close_promise(self, sequence: Sequence) -> None:

@@ -371,7 +371,7 @@ class DecodeScheduler:
             return False
         load = self._budget.admit_or_load(sequence, num_cached=cached, num_tokens=end)
         if to_come:
-            self._budget.promise(sequence, to_come)
+            self._budget.promise(sequence, to_come, is_running=True)
         sequence.num_known = num_tokens
         if load is not None:
             self._table.begin_load(sequence, load)

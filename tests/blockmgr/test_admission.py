@@ -124,3 +124,16 @@ def test_c17_lookahead_is_part_of_what_must_fit() -> None:
     # And B fits when A is gone
     admission.close(A)
     assert admission.room(7, num_running=0) >= 3
+
+
+def test_who_runs_and_was_promised_blocks_grows_once() -> None:
+    admission = Admission(GrowthReserve(initial=4, minimum=1, decay_steps=1), num_groups=2)
+    admission.promise(owner_of("received"), 3)
+    admission.promise(owner_of("chunked"), 5, is_running=True)
+    assert admission.threshold(0, num_running=1) == 8 + 2 * 2
+
+    admission.promise(owner_of("chunked"), 2)
+    assert admission.threshold(0, num_running=1) == 5 + 2 * 2
+    admission.close(owner_of("chunked"))
+    assert admission.threshold(0, num_running=1) == 3 + 2 * 2
+    admission.check_invariants()
