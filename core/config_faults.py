@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Final, LiteralString
+from typing import Final, LiteralString, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -63,7 +63,7 @@ def _places(root: type[BaseModel]) -> list[tuple[str, ...]]:
     places: list[tuple[str, ...]] = []
     for name, field in root.model_fields.items():
         places.append((name,))
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            places += [(name, *place) for place in _places(kind)]
+        for kind in (field.annotation, *get_args(field.annotation)):  # a section, or one or None
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                places += [(name, *place) for place in _places(kind)]
     return places

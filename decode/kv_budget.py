@@ -31,7 +31,10 @@ class KVBudget:
         self._layout = layout
         self._fingerprint = fingerprint
         self._has_windows = any(group.window is not None for group in layout.groups)
-        self._num_unsettled = config.max_batch_tokens * config.overlap_depth
+        # What the windows of a step leave behind stays FENCED by the steps behind it, so of depth
+        # d up to 2 d - 1 steps' tokens are held; ``blocks_to_come`` has one of them as slack.
+        depth = config.overlap_depth
+        self._num_unsettled = config.max_batch_tokens * max(depth, 2 * depth - 2)
         self._reserve = GrowthReserve(
             initial=config.reserve_blocks_initial,
             minimum=config.reserve_blocks_min,

@@ -91,13 +91,13 @@ class DecodeScheduler:
         """
         cached = 0 if self._table.has_unpromised_remote else self._budget.usable_hit(sequence)
         num_tokens = sequence.num_tokens
+        need = self._budget.blocks_to_receive(num_tokens, num_cached=cached)
         if cached:
-            cost = self._budget.cost(sequence, num_cached=cached, num_tokens=num_tokens)
-            if cost > self._available():
+            pinned = self._budget.cost(sequence, num_cached=cached, num_tokens=cached)
+            if pinned + need > self._available():
                 cached = 0
         self._budget.admit(sequence, num_cached=cached, num_tokens=cached)
         if cached:
-            need = self._budget.blocks_to_receive(num_tokens, num_cached=cached)
             self._budget.promise(sequence, need)
 
     def num_uncached_tokens(self, sequence: Sequence) -> int:

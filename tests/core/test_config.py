@@ -129,6 +129,10 @@ def test_a_reserve_that_cannot_decay_is_fine() -> None:
             "cache.host_tier_gb: unknown; did you mean cache.host_tier_gib?",
         ),
         ({"cache": {"Block_Size": 1}}, "cache.Block_Size: unknown; did you mean cache.block_size?"),
+        (
+            {"kv_groups": {"head_window": {"window": 3, "ratios": 0.5}}},
+            "kv_groups.head_window.ratios: unknown; did you mean kv_groups.head_window.ratio?",
+        ),
         ({"storage_url": "x"}, "storage_url: unknown; did you mean cache.storage_url?"),
         (
             {"model": {"host_tier_gib": 1}},

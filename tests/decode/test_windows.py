@@ -160,3 +160,39 @@ def test_every_mix_of_prompts_comes_to_its_end(
 
     assert {sequence.state for sequence in made} == {State.GONE}
     assert bench.blocks.num_allocatable == num_blocks
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_whoever_holds_a_block_is_not_preempted_for_a_prompt_in_chunks(depth: int) -> None:
+    # Given a long prompt in its first chunk, and all the room beside its promise full of received
+    # sequences: what its windows leave behind is fenced by the steps in flight
+    bench = Bench(
+        264,
+        layout=LAYOUT,
+        max_batch_tokens=250,
+        max_num_seqs=256,
+        reserve_blocks_min=0,
+        reserve_blocks_initial=0,
+        overlap_depth=depth,
+    )
+    bench.add("long", 2048, max_tokens=1)
+    in_flight = [bench.step()]
+    count = 0
+    while bench.scheduler._available() >= 2:
+        remote = bench.add(f"R{count}", 15, remote=True, max_tokens=2, first=10**6 + 1000 * count)
+        targets = [ReceiveTarget(group, 0, 1) for group in (0, 1)]
+        assert bench.scheduler.receive(remote.owner, targets, OperationId(count))
+        bench.blocks.end_operation(OperationId(count))
+        bench.scheduler.deliver(remote.owner, 7)
+        count += 1
+
+    # When all run to their end, as many steps in flight as may be
+    while in_flight:
+        while len(in_flight) < depth and (batch := bench.scheduler.schedule()) is not None:
+            in_flight.append(batch)
+        bench.complete(in_flight.pop(0))
+        if not in_flight and (batch := bench.scheduler.schedule()) is not None:
+            in_flight.append(batch)
+
+    assert count > 5
+    assert bench.scheduler.num_preemptions == 0
