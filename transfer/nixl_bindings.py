@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.errors import ConfigError
+from transfer.transport import MemoryKind
 
 _QUIET_ENVIRONMENT: Final = {
     # The C++ side writes to stderr by itself, for expected ends of a peer too. What matters is in
@@ -60,14 +61,16 @@ class Bindings:
         config = self._module.nixlAgentConfig(False)  # noqa: FBT003 - positional in the bindings
         return cast("Agent", self._module.nixlAgent(name, config))
 
-    def registration(self, address: int, nbytes: int) -> object:
-        """Return the descriptor list that registers one range of host memory."""
-        module = self._module
-        return module.nixlRegDList(module.DRAM_SEG, [(address, nbytes, 0, "")])
+    def registration(self, address: int, nbytes: int, memory: MemoryKind) -> object:
+        """Return the descriptor list that registers one range of memory."""
+        return self._module.nixlRegDList(self._segment(memory), [(address, nbytes, 0, "")])
 
-    def descriptors(self, rows: NDArray[np.uint64]) -> object:
+    def descriptors(self, rows: NDArray[np.uint64], memory: MemoryKind) -> object:
         """Return the transfer list of ``rows``: [n, 3] of address, bytes, device."""
-        return self._module.nixlXferDList(self._module.DRAM_SEG, rows)
+        return self._module.nixlXferDList(self._segment(memory), rows)
+
+    def _segment(self, memory: MemoryKind) -> object:
+        return self._module.VRAM_SEG if memory == "cuda" else self._module.DRAM_SEG
 
 
 def load_bindings() -> Bindings:

@@ -27,7 +27,7 @@ from core.errors import ConfigError, InternalError, PeerLostError, TransferError
 from core.ids import Incarnation, ReadId
 from core.messages import PoolEndpoint
 from transfer.nixl_bindings import Agent, Bindings, load_bindings, status_name
-from transfer.transport import Extent, ReadOutcome
+from transfer.transport import Extent, MemoryKind, Path, ReadOutcome
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ _UCX_OPTIONS: Final[Mapping[str, str]] = {}
 class _Pool:
     address: int
     nbytes: int
+    memory: MemoryKind = "host"
 
 
 @dataclass(slots=True)
@@ -85,13 +86,21 @@ class NixlTransport:
         """See ``Transport.name``."""
         return "nixl"
 
-    def register(self, address: int, nbytes: int) -> None:
+    @property
+    def wake_descriptor(self) -> None:
+        """NIXL has nothing to wait on: its UCX workers are its own."""
+
+    def arm(self) -> bool:
+        """See ``Transport.arm``."""
+        return False
+
+    def register(self, address: int, nbytes: int, *, memory: MemoryKind = "host") -> None:
         """See ``Transport.register``."""
         if self._pool is not None:
             raise ConfigError("transport nixl: a pool is already registered")
         if address <= 0 or nbytes <= 0:
             raise ConfigError(f"transport nixl: no pool at address={address} nbytes={nbytes}")
-        pool = _Pool(address, nbytes)
+        pool = _Pool(address, nbytes, memory)
         self._server = self._open_agent(self._incarnation, pool)
         self._pool = pool
 
@@ -125,6 +134,12 @@ class NixlTransport:
         """See ``Transport.is_connected``."""
         return peer in self._peers
 
+    def path(self, peer: Incarnation) -> Path:
+        """See ``Transport.path``. NIXL does not say what its UCX has chosen."""
+        if peer not in self._peers:
+            raise PeerLostError(f"peer {peer} is not connected")
+        return Path("unknown", "nixl")
+
     def read(self, peer: Incarnation, extents: Sequence[Extent]) -> ReadId:
         """See ``Transport.read``."""
         target = self._peers.get(peer)
@@ -138,8 +153,8 @@ class NixlTransport:
         try:
             handle = target.agent.createXferReq(
                 bindings.read,
-                bindings.descriptors(local),
-                bindings.descriptors(remote),
+                bindings.descriptors(local, pool.memory),
+                bindings.descriptors(remote, pool.memory),
                 target.agent_name,
                 "",
             )
@@ -201,7 +216,7 @@ class NixlTransport:
         try:
             agent = self._bindings.agent(name)
             agent.createBackend("UCX", self._parameters)
-            agent.registerMem(self._bindings.registration(pool.address, pool.nbytes))
+            agent.registerMem(self._bindings.registration(pool.address, pool.nbytes, pool.memory))
         except self._bindings.errors as error:
             raise ConfigError(
                 f"transport nixl: a pool of {pool.nbytes} bytes cannot be registered with UCX "

@@ -2,10 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from core.ids import Incarnation, ReadId
 from core.messages import PoolEndpoint
+
+MemoryKind = Literal["host", "cuda"]
+"""Where a pool lies."""
+
+PathKind = Literal["shared_memory", "rdma", "tcp", "cuda_ipc", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """How the bytes of a peer's reads travel, for metrics and for the operator."""
+
+    kind: PathKind
+    description: str
+    """In the library's own words, such as ``cma/memory`` or ``tcp/eth0``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +58,25 @@ class Transport(Protocol):
         """Value of ``PoolEndpoint.transport``, and label of metrics."""
         ...
 
-    def register(self, address: int, nbytes: int) -> None:
+    @property
+    def wake_descriptor(self) -> int | None:
+        """A descriptor to wait on: readable once something has come after ``arm`` returned True.
+
+        One for all peers and both directions, the same from ``register`` to ``close``. None: the
+        library has nothing to wait on, so ``poll`` and ``progress`` must be called again and again.
+        """
+        ...
+
+    def arm(self) -> bool:
+        """Make ``wake_descriptor`` tell what comes from now on. Before each wait, after ``poll``.
+
+        Returns:
+            False: something has come already, or there is nothing to wait on; call ``poll`` and
+            ``progress`` instead of waiting.
+        """
+        ...
+
+    def register(self, address: int, nbytes: int, *, memory: MemoryKind = "host") -> None:
         """Make ``[address, address + nbytes)`` the local pool. Once, before all else.
 
         Raises:
@@ -67,6 +99,14 @@ class Transport(Protocol):
 
     def is_connected(self, peer: Incarnation) -> bool:
         """Whether ``read`` takes ``peer``: connected, and not torn down since."""
+        ...
+
+    def path(self, peer: Incarnation) -> Path:
+        """Return how reads of ``peer`` travel; its kind is ``unknown`` where nothing tells.
+
+        Raises:
+            PeerLostError: ``peer`` is not connected.
+        """
         ...
 
     def read(self, peer: Incarnation, extents: Sequence[Extent]) -> ReadId:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from core.errors import ConfigError, PeerLostError, TransferError
 from core.ids import Incarnation, ReadId
 from core.messages import PoolEndpoint
-from transfer.transport import Extent, ReadOutcome
+from transfer.transport import Extent, MemoryKind, Path, ReadOutcome
 
 
 @dataclass
@@ -49,6 +49,7 @@ class AdversaryNic:
     """See ``Transport``. ``step`` and the faults below are the adversary's own."""
 
     name = "adversary"
+    wake_descriptor = None
 
     def __init__(self, network: Network, *, rng: random.Random | None = None) -> None:
         self.network = network
@@ -66,7 +67,11 @@ class AdversaryNic:
 
     # Transport
 
-    def register(self, address: int, nbytes: int) -> None:
+    def arm(self) -> bool:
+        return False
+
+    def register(self, address: int, nbytes: int, *, memory: MemoryKind = "host") -> None:
+        assert memory == "host"
         if self._pool is not None or nbytes <= 0:
             raise ConfigError("a pool is registered already, or is empty")
         self._pool = (address, nbytes)
@@ -84,6 +89,11 @@ class AdversaryNic:
 
     def is_connected(self, peer: Incarnation) -> bool:
         return peer in self.peers
+
+    def path(self, peer: Incarnation) -> Path:
+        if peer not in self.peers:
+            raise PeerLostError(f"{peer} is not connected")
+        return Path("unknown", self.name)
 
     def read(self, peer: Incarnation, extents: Sequence[Extent]) -> ReadId:
         target = self.peers.get(peer)
