@@ -1,0 +1,73 @@
+"""A trace is kept in a bounded place and costs next to nothing.
+
+The failure guarded against: a worker that runs for a month and has kept something of every
+request, or a request with endless renewals that pushes all others out.
+"""
+
+from itertools import count
+
+import pytest
+
+from core.ids import Attempt, Owner, RequestId
+from core.trace import Recorder
+
+
+def owner(name: str, attempt: int = 1) -> Owner:
+    return RequestId(name), Attempt(attempt)
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    ticks = count(1)
+    return Recorder(lambda: float(next(ticks)), max_requests=3, max_events=4)
+
+
+def names(recorder: Recorder, request: str) -> list[str]:
+    return [entry.event for entry in recorder.events(RequestId(request))]
+
+
+def test_entries_come_back_in_order_with_their_times_and_values(recorder: Recorder) -> None:
+    recorder.record(owner("A"), "received", tokens=7)
+    recorder.record(owner("B"), "received", tokens=9)
+    recorder.record(owner("A", 2), "read_landed", nbytes=64, path="tcp")
+    first, second = recorder.events(RequestId("A"))
+    assert (first.at_s, first.event, first.attempt, first.values) == (
+        1.0,
+        "received",
+        1,
+        {"tokens": 7},
+    )
+    assert (second.at_s, second.attempt) == (3.0, 2)
+    assert second.values == {"nbytes": 64, "path": "tcp"}
+
+
+def test_what_happened_before_it_had_a_name_keeps_its_own_time(recorder: Recorder) -> None:
+    recorder.record(owner("A"), "arrived", at_s=0.25)
+    assert recorder.events(RequestId("A"))[0].at_s == 0.25
+
+
+def test_the_oldest_request_goes_when_there_is_one_too_many(recorder: Recorder) -> None:
+    for name in "ABCD":
+        recorder.record(owner(name), "received")
+        recorder.check_invariants()
+    assert names(recorder, "A") == []
+    assert names(recorder, "B") == ["received"]
+    # A late entry of a request that is gone begins a new one, and is bounded as any other
+    recorder.record(owner("A"), "released")
+    assert (names(recorder, "A"), names(recorder, "B")) == (["released"], [])
+    recorder.check_invariants()
+
+
+def test_a_request_has_a_bounded_number_of_entries_and_always_its_end(recorder: Recorder) -> None:
+    for _ in range(100):
+        recorder.record(owner("A"), "lease_renewed")
+    recorder.record(owner("A"), "failed", reason="the source was lost")
+    recorder.check_invariants()
+    assert names(recorder, "A") == ["lease_renewed"] * 4 + ["failed"]
+
+
+def test_nothing_is_kept_where_nothing_is_to_be(recorder: Recorder) -> None:
+    off = Recorder(recorder.now, max_requests=0)
+    off.record(owner("A"), "received")
+    off.check_invariants()
+    assert off.events(RequestId("A")) == ()
