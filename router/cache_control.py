@@ -1,9 +1,8 @@
 """Asks every worker about its prefix cache, or to forget it, and waits for the answers."""
 
-import asyncio
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass
 
 from core.cache_epoch import epoch_after, newest_epoch
 from core.channel import ClientId
@@ -17,6 +16,7 @@ from core.messages import (
     Role,
     ShowCache,
 )
+from router.questions import Questions
 
 ANSWER_TIMEOUT_S = 2.0
 
@@ -30,21 +30,6 @@ class WorkerCache:
     incarnation: Incarnation
     state: CacheState | None
     """None: the worker did not answer in time, so nothing is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Life:
-    """The newest process of a worker, and the connection over which it reports."""
-
-    client: ClientId
-    heartbeat: Heartbeat
-
-
-@dataclass(eq=False)
-class _Question:
-    missing: set[Incarnation]
-    states: dict[Incarnation, CacheState] = field(default_factory=dict[Incarnation, CacheState])
-    is_answered: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class CacheControl:
@@ -61,28 +46,18 @@ class CacheControl:
     def __init__(
         self, send: Callable[[ClientId, AnyMessage], None], *, incarnation: Incarnation
     ) -> None:
-        self._send = send
         self._incarnation = incarnation
         self._epoch = ""
-        self._lives: dict[WorkerId, _Life] = {}
-        self._numbers = count(1)
-        self._questions: dict[int, _Question] = {}
+        self._questions: Questions[CacheReport] = Questions(send, time.monotonic)
 
     def heard(self, client: ClientId, heartbeat: Heartbeat) -> None:
         """A worker reported over ``client``."""
-        self._lives[heartbeat.worker_id] = _Life(client, heartbeat)
+        self._questions.heard(client, heartbeat)
         self._epoch = newest_epoch((self._epoch, heartbeat.cache_epoch))
 
     def take(self, report: CacheReport) -> bool:
         """Take an answer; False: nobody waits for it any more."""
-        question = self._questions.get(report.number)
-        if question is None or report.incarnation not in question.missing:
-            return False
-        question.missing.discard(report.incarnation)
-        question.states[report.incarnation] = report.state
-        if not question.missing:
-            question.is_answered.set()
-        return True
+        return self._questions.take(report)
 
     async def reset(self) -> list[WorkerCache]:
         """Have every worker forget its cache, and return how far each one is.
@@ -99,26 +74,15 @@ class CacheControl:
 
     async def _ask(self, question_of: Callable[[int], ResetCache | ShowCache]) -> list[WorkerCache]:
         """Ask all known workers; the wait for answers is bounded by ``ANSWER_TIMEOUT_S``."""
-        lives = sorted(self._lives.values(), key=lambda life: life.heartbeat.worker_id)
-        number = next(self._numbers)
-        question = _Question({life.heartbeat.incarnation for life in lives})
-        self._questions[number] = question
-        try:
-            for life in lives:
-                self._send(life.client, question_of(number))
-            if lives:
-                async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                    await question.is_answered.wait()
-        except TimeoutError:
-            pass  # whoever is still missing is told as unreachable
-        finally:
-            del self._questions[number]
+        replies = await self._questions.ask(
+            self._questions.lives(), question_of, timeout_s=ANSWER_TIMEOUT_S
+        )
         return [
             WorkerCache(
-                life.heartbeat.worker_id,
-                life.heartbeat.role,
-                life.heartbeat.incarnation,
-                question.states.get(life.heartbeat.incarnation),
+                reply.life.heartbeat.worker_id,
+                reply.life.heartbeat.role,
+                reply.life.heartbeat.incarnation,
+                None if reply.answer is None else reply.answer.state,
             )
-            for life in lives
+            for reply in replies
         ]
