@@ -1,7 +1,7 @@
 """The one configuration file, validated once and frozen: the same locally, in Ray, in Helm."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self, cast
+from typing import Annotated, Literal, Self, cast, get_args
 
 import yaml
 from pydantic import (
@@ -15,6 +15,7 @@ from pydantic import (
 
 from core.config_faults import conflict, describe_faults
 from core.errors import ConfigError
+from core.messages.base import Role
 from core.storage_url import checked_storage_url
 
 MAX_INT = 2**31 - 1
@@ -60,6 +61,8 @@ class CacheConfig(_Section):
     """Blocks in the pool; by default as many as fit in ``memory_gib``."""
     memory_gib: PositiveGib = 1.0
     """Size of the pool where ``num_blocks`` is not set."""
+    kv_dtype: Literal["auto", "float8_e4m3"] = "auto"
+    """Of keys and values in the pool; by default the model's."""
     prefix_caching: bool = True
     zero_on_allocate: bool = False
     """Clear a block before its first use; blocks that a read fills are never cleared."""
@@ -131,6 +134,8 @@ class EngineConfig(_Section):
     """CPU threads of one worker; 0: all cores."""
     attention: Literal["auto", "reference", "native"] = "auto"
     """``native`` is the compiled CPU kernel; ``reference`` is plain torch."""
+    tensor_parallel_size: Annotated[int, Field(gt=0, le=1024)] = 1
+    """Ranks of one worker, each a process with its part of every layer, all on one node."""
 
 
 class HeadWindowConfig(_Section):
@@ -168,7 +173,13 @@ class KVGroupsConfig(_Section):
 class TransferConfig(_Section):
     """How KV moves from prefill to decode workers."""
 
-    transport: Literal["nixl"] = "nixl"
+    transport: Literal["auto", "ucx", "nixl", "ucxx"] = "auto"
+    """How reads are posted; the best that loads here by default. Both sides must agree."""
+    layer_ranges: Annotated[int, Field(gt=0, le=1024)] = 4
+    """Parts in which the last chunk of a prompt is offered, while later layers still compute."""
+    load_failure: Literal["recompute", "fail"] = "recompute"
+    """When a request's KV does not come: ``recompute`` prefills it on the decode worker, ``fail``
+    ends the attempt, and the router tries another one."""
     lease_s: Seconds = 30.0
     """How long a ticket is good, and by how much a renewal extends it."""
     renew_interval_s: Seconds = 5.0
@@ -224,6 +235,10 @@ class DeployConfig(_Section):
     """Of one worker, before it stays down."""
 
 
+Overrides = dict[Literal["model", "cache", "scheduler", "engine", "transfer"], dict[str, object]]
+"""Fields by section."""
+
+
 class SluiceConfig(_Section):
     """The root of the file. Nothing below ``deploy`` reads files or the environment."""
 
@@ -235,6 +250,11 @@ class SluiceConfig(_Section):
     transfer: TransferConfig = TransferConfig()
     router: RouterConfig = RouterConfig()
     deploy: DeployConfig = DeployConfig()
+    prefill: Overrides = {}
+    """What prefill workers have otherwise than the sections above, such as
+    ``{cache: {memory_gib: 8}}``."""
+    decode: Overrides = {}
+    """What decode workers have otherwise."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @classmethod
@@ -262,7 +282,22 @@ class SluiceConfig(_Section):
         Raises:
             ConfigError: one line that names every wrong field, its value and what is allowed.
         """
+        within = ""
         try:
-            return cls.model_validate(content)
+            config = cls.model_validate(content)
+            for role in get_args(Role):
+                within = f"{role}."
+                config.for_role(role)
         except ValidationError as error:
-            raise ConfigError(f"{source}: {describe_faults(error, cls)}") from error
+            raise ConfigError(f"{source}: {describe_faults(error, cls, within=within)}") from error
+        return config
+
+    def for_role(self, role: Role) -> Self:
+        """Return what workers of ``role`` go by."""
+        overrides = self.prefill if role == "prefill" else self.decode
+        if not overrides:
+            return self
+        content = self.model_dump(exclude={"prefill", "decode"})
+        for section, fields in overrides.items():
+            content[section] |= fields
+        return type(self).model_validate(content)

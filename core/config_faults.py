@@ -17,9 +17,13 @@ def conflict(section: BaseModel, message: LiteralString, *fields: str) -> Pydant
     return PydanticCustomError(_CONFLICT, message, {"fields": values})
 
 
-def describe_faults(error: ValidationError, root: type[BaseModel]) -> str:
-    """Return one line with every fault in ``error``, of a config of type ``root``."""
-    return "; ".join(_describe(fault, root) for fault in error.errors(include_url=False))
+def describe_faults(error: ValidationError, root: type[BaseModel], *, within: str = "") -> str:
+    """Return one line with every fault in ``error``, of a config of type ``root``.
+
+    ``within`` is put before each field's name: where in the file a part of a ``root`` stands.
+    """
+    faults = error.errors(include_url=False)
+    return "; ".join(f"{within}{_describe(fault, root)}" for fault in faults)
 
 
 def _describe(fault: ErrorDetails, root: type[BaseModel]) -> str:

@@ -229,9 +229,9 @@ class Receiver:
     async def _shake_hands(self, source: _Source) -> None:
         started = self._clock()
         welcome = await source.channel.connect()
-        if welcome.incarnation != source.incarnation or welcome.pool is None:
+        if welcome.incarnation != source.incarnation or not welcome.pools:
             raise PeerLostError(f"{source.worker_id} was restarted as {welcome.incarnation}")
-        self._transport.connect(source.incarnation, welcome.pool)
+        self._transport.connect(source.incarnation, welcome.pools[0])
         source.is_connected = True
         seconds = self._clock() - started
         self._metrics.observe_handshake(seconds)

@@ -12,7 +12,6 @@ from core.ids import BlockId, Incarnation, Owner, StepSeq, new_incarnation
 from core.messages import (
     Abort,
     AnyMessage,
-    Compatibility,
     Failed,
     Generate,
     Hello,
@@ -367,11 +366,7 @@ class DecodeWorker:
             hello=Hello(
                 name=context.worker_id,
                 incarnation=self._incarnation,
-                compatibility=Compatibility(
-                    model_fingerprint=engine.spec.fingerprint,
-                    tokenizer_fingerprint=engine.spec.tokenizer_fingerprint,
-                    kv_layout=engine.layout,
-                ),
+                compatibility=engine.compatibility,
             ),
             memory=Memory(self._blocks, self._scheduler, self._digests_of),
             owner=self,

@@ -178,12 +178,13 @@ def _launches(config: SluiceConfig, model: ModelFolder, session: RaySession) -> 
     )
     bundle = router_bundle(private=session.private, driver_host=host)
     launches = [Launch(RouterService(router), bundle, _environment(session))]
-    bundle = worker_bundle(config, private=session.private, num_gpus=session.num_gpus)
-    environment = _environment(session) | thread_environment(config.engine.num_threads)
     for role, worker_id in _workers(config.deploy):
+        own = config.for_role(role)
+        bundle = worker_bundle(own, private=session.private, num_gpus=session.num_gpus)
+        environment = _environment(session) | thread_environment(own.engine.num_threads)
         context = WorkerContext(
             worker_id=worker_id,
-            config=config,
+            config=own,
             model_path=model.path,
             served_name=served_name,
             router_address=f"tcp://{host}:{control_port}",

@@ -7,6 +7,7 @@ from pathlib import Path
 from core.config import SluiceConfig
 from core.errors import ConfigError
 from core.kv_layout import KVLayout
+from core.messages import Compatibility
 from engine.forward import PagedModel
 from engine.kv_pool import KVPool
 from engine.loading import load_model
@@ -26,6 +27,16 @@ class Engine:
     runner: ModelRunner
     max_model_len: int
     """Tokens of one sequence that the model and the pool both allow."""
+
+    @property
+    def compatibility(self) -> Compatibility:
+        """What a peer must agree with before any KV moves."""
+        return Compatibility(
+            model_fingerprint=self.spec.fingerprint,
+            tokenizer_fingerprint=self.spec.tokenizer_fingerprint,
+            kv_layout=self.layout,
+            total_kv_heads=self.layout.num_kv_heads,
+        )
 
 
 def start_engine(model_path: Path, config: SluiceConfig) -> Engine:

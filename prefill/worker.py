@@ -13,7 +13,6 @@ from core.errors import HandshakeError, InternalError, RequestError
 from core.ids import Incarnation, Owner, new_incarnation
 from core.messages import (
     AnyMessage,
-    Compatibility,
     GroupBlocks,
     Hello,
     PieceId,
@@ -87,11 +86,7 @@ class PrefillWorker:
             fingerprint=engine.spec.fingerprint,
             tiers=watched.tiers,
         )
-        self._compatibility = Compatibility(
-            model_fingerprint=engine.spec.fingerprint,
-            tokenizer_fingerprint=engine.spec.tokenizer_fingerprint,
-            kv_layout=engine.layout,
-        )
+        self._compatibility = engine.compatibility
         self._book = TicketBook(self._incarnation, lease_s=config.transfer.lease_s)
         self._readers: dict[Owner, ClientId] = {}
         self._arrived_at: dict[Owner, float] = {}
@@ -176,7 +171,8 @@ class PrefillWorker:
         return Welcome(
             worker_id=self._context.worker_id,
             incarnation=self._incarnation,
-            pool=self._transport.endpoint(),
+            pools=(self._transport.endpoint(),),
+            compatibility=self._compatibility,
         )
 
     async def _receive(self) -> None:

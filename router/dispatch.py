@@ -58,6 +58,9 @@ class Dispatcher:
     _num_pending: int = 0
     _is_stopping: bool = False
 
+    def __post_init__(self) -> None:
+        self._block_size = self.config.for_role("decode").cache.block_size
+
     @asynccontextmanager
     async def generate(self, specs: Items[SequenceSpec]) -> AsyncGenerator[Generation]:
         """Run ``specs`` for as long as the context is open; on leaving nothing of them runs on.
@@ -227,7 +230,7 @@ class Dispatcher:
             prefill=self.fleet.registry.usable("prefill"),
             own=self._own_load(),
             local_prefill_max_tokens=self.config.router.local_prefill_max_tokens,
-            block_size=self.config.cache.block_size,
+            block_size=self._block_size,
             avoid=avoid,
         )
 

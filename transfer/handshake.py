@@ -12,6 +12,7 @@ _FIXES = {
     "tokenizer_fingerprint": "serve the same tokenizer files on both",
     "kv_layout.groups": "serve the same model with the same kv_groups on both",
     "kv_layout.block_size": "set cache.block_size to one value",
+    "total_kv_heads": "serve the same model on both",
     "kv_layout.num_kv_heads": "serve the same model with the same tensor parallelism on both",
     "kv_layout.head_dim": "serve the same model on both",
     "kv_layout.dtype": "set model.dtype to one value",

@@ -138,7 +138,10 @@ def test_a_reserve_that_cannot_decay_is_fine() -> None:
             {"model": {"host_tier_gib": 1}},
             "model.host_tier_gib: unknown; did you mean cache.host_tier_gib?",
         ),
-        ({"engine": {"zzz": 1}}, "engine.zzz: unknown; known here: num_threads, attention"),
+        (
+            {"engine": {"zzz": 1}},
+            "engine.zzz: unknown; known here: num_threads, attention, tensor_parallel_size",
+        ),
     ],
 )
 def test_an_unknown_name_comes_with_what_may_be_meant(
@@ -204,3 +207,27 @@ def test_a_url_of_no_storage_is_refused_with_the_fix(url: str, fix: str) -> None
     assert line.startswith("test: cache.storage_url: ")
     assert fix in line
     assert line.endswith(f"(got {url!r})")
+
+
+def test_a_role_has_what_it_overrides_and_all_else_from_above() -> None:
+    config = SluiceConfig.parse(
+        {"cache": {"block_size": 8, "num_blocks": 64}, "decode": {"cache": {"block_size": 32}}},
+        source="f",
+    )
+    decode = config.for_role("decode")
+    assert (decode.cache.block_size, decode.cache.num_blocks) == (32, 64)
+    assert config.for_role("prefill").cache.block_size == 8
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"decode": {"cache": {"block_size": 0}}}, "decode.cache.block_size"),
+        ({"prefill": {"cache": {"blok_size": 1}}}, "did you mean cache.block_size"),
+        ({"prefill": {"router": {"port": 1}}}, "prefill.router"),
+        ({"decode": {"transfer": {"lease_s": 5.0}}}, "decode.transfer: renew_interval_s"),
+    ],
+)
+def test_a_fault_in_an_override_names_the_role(content: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
+        SluiceConfig.parse(content, source="f")

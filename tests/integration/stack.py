@@ -74,7 +74,7 @@ async def serve(member: Member) -> None:
         return
     context = WorkerContext(
         worker_id=WorkerId(member.name),
-        config=member.config,
+        config=member.config.for_role("prefill" if member.role == "prefill" else "decode"),
         model_path=member.model_path,
         served_name="model",
         router_address=f"tcp://{HOST}:{member.control_port}",

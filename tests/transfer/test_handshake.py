@@ -10,7 +10,7 @@ from transfer.handshake import check_compatible
 
 LAYOUT = KVLayout((KVGroup((0, 1)),), 16, num_kv_heads=3, head_dim=64, dtype="bfloat16")
 MINE = Compatibility(
-    model_fingerprint="m1", tokenizer_fingerprint="t1", kv_layout=LAYOUT, tensor_parallel_size=1
+    model_fingerprint="m1", tokenizer_fingerprint="t1", kv_layout=LAYOUT, total_kv_heads=3
 )
 
 
@@ -70,9 +70,10 @@ def test_every_field_that_is_compared_has_a_fix() -> None:
             Compatibility(
                 model_fingerprint="x",
                 tokenizer_fingerprint="x",
+                total_kv_heads=9,
                 tensor_parallel_size=9,
                 features=(),
                 kv_layout=KVLayout((), 1, num_kv_heads=9, head_dim=9, dtype="float16"),
             ),
         )
-    assert str(raised.value).count("(") >= 9
+    assert str(raised.value).count("(") >= 10
