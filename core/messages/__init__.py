@@ -6,8 +6,8 @@ receiver counts and drops what names an older attempt or incarnation.
 
     router  ──Generate, Abort──────────────────────────▶ decode
     router  ◀─OutputBatch, Failed─────────────────────── decode
-    router  ◀─Heartbeat, CacheReport─── prefill, decode
-    router  ──ResetCache, ShowCache───▶ prefill, decode
+    router  ◀─Heartbeat, CacheReport, TraceReport─── prefill, decode
+    router  ──ResetCache, ShowCache, ShowTrace─────▶ prefill, decode
     decode  ──Prefill, Renew, Reading, Released, Withdraw──▶ prefill
     decode  ◀─Ticket, Renewed, PrefillFailed──────────────── prefill
     client  ──Hello, Ping──▶ server ──Welcome or Refused, Pong──▶ client      (every channel)
@@ -28,6 +28,7 @@ from core.messages.serving import (
     RequestStats,
     WorkerLoad,
 )
+from core.messages.trace import ShowTrace, TraceReport
 from core.messages.transfer import (
     FirstToken,
     GroupBlocks,
@@ -76,8 +77,10 @@ __all__ = [
     "ResetCache",
     "Role",
     "ShowCache",
+    "ShowTrace",
     "Ticket",
     "TierUse",
+    "TraceReport",
     "Welcome",
     "Withdraw",
     "WorkerLoad",

@@ -6,6 +6,7 @@ from core.errors import TransferError
 from core.messages.cache import CacheReport, ResetCache, ShowCache
 from core.messages.channel import Hello, Ping, Pong, Refused, Welcome
 from core.messages.serving import Abort, Failed, Generate, Heartbeat, OutputBatch
+from core.messages.trace import ShowTrace, TraceReport
 from core.messages.transfer import (
     Prefill,
     PrefillFailed,
@@ -31,6 +32,8 @@ AnyMessage = (
     | ResetCache
     | ShowCache
     | CacheReport
+    | ShowTrace
+    | TraceReport
     | Prefill
     | Ticket
     | Renew
