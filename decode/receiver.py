@@ -1,10 +1,10 @@
-"""The shell around the reader: channels to prefill workers, the transport, memory, deadlines."""
+"""The shell around the reader: channels to prefill workers, reads, memory, deadlines."""
 
 import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -12,23 +12,21 @@ from prometheus_client import CollectorRegistry
 
 from blockmgr.block_manager import BlockManager
 from blockmgr.receive_target import ReceiveTarget
-from core.channel import ChannelKeys, ClientChannel
-from core.errors import PeerLostError, TransferError
-from core.ids import Incarnation, OperationId, Owner, ReadId, WorkerId
+from core.ids import Incarnation, OperationId, Owner, WorkerId
 from core.messages import (
     AnyMessage,
     FirstToken,
     GroupBlocks,
-    Hello,
     Prefill,
     PrefillFailed,
     PrefillPeer,
     Renewed,
     Ticket,
+    Welcome,
 )
-from core.tasks import raise_in_loop
 from decode.scheduler import DecodeScheduler
 from decode.sequence import Sequence
+from decode.sources import Source, Sources
 from transfer.actions import (
     Action,
     Allocate,
@@ -42,9 +40,8 @@ from transfer.actions import (
 )
 from transfer.integrity import DigestsOf
 from transfer.metrics import TransferMetrics
-from transfer.pump import Pump
 from transfer.reader import Reader
-from transfer.transport import ReadOutcome, Transport
+from transfer.reads import ReadEnd, Reads
 
 log = logging.getLogger(__name__)
 
@@ -98,19 +95,6 @@ class Memory:
     """Of what is in the pool now."""
 
 
-class _Source:
-    """One life of one prefill worker."""
-
-    def __init__(self, peer: PrefillPeer, channel: ClientChannel) -> None:
-        self.worker_id = peer.worker_id
-        self.incarnation = peer.incarnation
-        self.channel = channel
-        self.is_connected = False
-        self.queued: dict[Owner, Prefill] = {}
-        """Wait for the handshake."""
-        self.task: asyncio.Task[None] | None = None
-
-
 class Receiver:
     """Carries out what ``transfer.reader`` decides. Belongs to one event loop."""
 
@@ -118,31 +102,35 @@ class Receiver:
         self,
         *,
         reader: Reader,
-        transport: Transport,
-        pump_interval_s: float,
-        keys: ChannelKeys,
-        hello: Hello,
+        open_reads: Callable[[Callable[[ReadEnd], None]], Reads],
+        open_sources: Callable[["Receiver"], Sources],
         memory: Memory,
         owner: ReceiverOwner,
         registry: CollectorRegistry,
     ) -> None:
+        """Begin without sources.
+
+        Args:
+            reader: Decides.
+            open_reads: Makes what carries reads out, given who is told of their ends.
+            open_sources: Makes the channels, given who is told of what they bring.
+            memory: Where KV goes.
+            owner: Is told of requests that were delivered or lost.
+            registry: Of metrics.
+        """
         self._reader = reader
-        self._transport = transport
-        self._keys = keys
-        self._hello = hello
         self._blocks = memory.blocks
         self._scheduler = memory.scheduler
         self._digests_of = memory.digests_of
         self._owner = owner
         self._clock = asyncio.get_running_loop().time
-        self._pump = Pump(transport, interval_s=pump_interval_s, on_outcome=self._take_outcome)
+        self._reads = open_reads(self._take_end)
+        self._sources = open_sources(self)
         self._operation_ids = map(OperationId, itertools.count(1))
-        self._operation_of_read: dict[ReadId, OperationId] = {}
-        self._sources: dict[Incarnation, _Source] = {}
         self._deadline_may_be_new = asyncio.Event()
         self._retry_is_due = False
         self._metrics = TransferMetrics(
-            reader.stats, registry, role="decode", transport=transport.name
+            reader.stats, registry, role="decode", transport=self._reads.transport
         )
         gauge = self._metrics.gauge
         gauge("sluice_kv_transfers_in_flight", "Reads not terminal", lambda: reader.num_operations)
@@ -160,16 +148,11 @@ class Receiver:
             first_token=sequence.num_computed,
             cache_salt=sequence.cache_salt,
         )
-        source = self._sources.get(peer.incarnation) or self._open(peer)
-        if source.is_connected:
-            self._ask(source, message)
-        else:
-            source.queued[sequence.owner] = message
+        self._sources.ask(peer, message)
 
     def cancel(self, owner: Owner) -> None:
         """Nobody wants ``owner`` any more; reads in progress keep their blocks until terminal."""
-        for source in self._sources.values():
-            source.queued.pop(owner, None)
+        self._sources.withdraw(owner)
         self._carry_out(self._reader.cancel(owner, self._clock()))
 
     def retry_allocations(self) -> None:
@@ -193,59 +176,30 @@ class Receiver:
     async def close(self) -> None:
         """End every read and every channel; nothing writes into the pool afterwards.
 
-        Reads in progress are let finish for a moment: over TCP, UCX aborts a source that meets
-        the read request of a reader that is gone.
+        Reads in progress are let finish for a moment: a source that serves them may not survive
+        a reader that goes away in their middle.
         """
-        await self._pump.drain(timeout_s=DRAIN_TIMEOUT_S)
-        for source in self._sources.values():
-            if source.task is not None:
-                source.task.cancel()
-            source.channel.close()
-        self._sources.clear()
-        self._pump.close()
-        self._transport.close()
+        await self._reads.drain(timeout_s=DRAIN_TIMEOUT_S)
+        self._sources.close()
+        self._reads.close()
 
-    # Sources
+    # What the channels bring
 
-    def _open(self, peer: PrefillPeer) -> _Source:
-        channel = ClientChannel(peer.address, keys=self._keys, hello=self._hello)
-        source = self._sources[peer.incarnation] = _Source(peer, channel)
-        source.task = asyncio.create_task(self._converse(source), name=f"source-{peer.worker_id}")
-        source.task.add_done_callback(raise_in_loop)
-        return source
-
-    async def _converse(self, source: _Source) -> None:
-        """Shake hands, ask for what is queued, and take messages until the source is lost."""
-        try:
-            await self._shake_hands(source)
-            for message in source.queued.values():
-                self._ask(source, message)
-            source.queued.clear()
-            while True:
-                self._take(source, await source.channel.receive())
-        except TransferError as error:
-            self._lose(source, str(error))
-
-    async def _shake_hands(self, source: _Source) -> None:
-        started = self._clock()
-        welcome = await source.channel.connect()
-        if welcome.incarnation != source.incarnation or not welcome.pools:
-            raise PeerLostError(f"{source.worker_id} was restarted as {welcome.incarnation}")
-        self._transport.connect(source.incarnation, welcome.pools[0])
-        source.is_connected = True
-        seconds = self._clock() - started
+    def paired(self, source: Source, welcome: Welcome, *, seconds: float) -> None:
+        """See ``SourcesOwner``."""
+        self._reads.connect(source.incarnation, welcome)
         self._metrics.observe_handshake(seconds)
-        log.info("event=paired source=%s seconds=%.3f", source.worker_id, seconds)
 
-    def _ask(self, source: _Source, message: Prefill) -> None:
+    def asking(self, source: Source, message: Prefill) -> None:
+        """See ``SourcesOwner``."""
         owner = (message.request_id, message.attempt)
         num_tokens = len(message.prompt_token_ids) + len(message.output_token_ids)
         wanted = range(message.first_token, num_tokens)
         now = self._clock()
         self._carry_out(self._reader.requested(owner, source.incarnation, now, wanted=wanted))
-        source.channel.send(message)
 
-    def _take(self, source: _Source, message: AnyMessage) -> None:
+    def received(self, source: Source, message: AnyMessage) -> None:
+        """See ``SourcesOwner``."""
         now = self._clock()
         match message:
             case Ticket():
@@ -257,10 +211,8 @@ class Receiver:
             case _:
                 log.warning("dropped=%s reason=not from prefill", type(message).__name__)
 
-    def _lose(self, source: _Source, reason: str) -> None:
-        log.warning("event=source_lost source=%s reason=%s", source.worker_id, reason)
-        self._sources.pop(source.incarnation, None)
-        source.channel.close()
+    def lost(self, source: Source, reason: str) -> None:
+        """See ``SourcesOwner``."""
         for owner in source.queued:
             self._owner.lost(Loss(owner, reason, "transfer", source.worker_id))
         actions = self._reader.source_lost(source.incarnation, reason, self._clock())
@@ -268,15 +220,15 @@ class Receiver:
 
     # Actions
 
-    def _carry_out(self, actions: Iterable[Action], *, lost: _Source | None = None) -> None:
+    def _carry_out(self, actions: Iterable[Action], *, lost: Source | None = None) -> None:
         """Carry ``actions`` out in order, and those that their answers give, after them."""
         todo = deque(actions)
         while todo:
             match todo.popleft():
                 case Allocate():
                     self.retry_allocations()  # behind older ones that wait for memory
-                case PostRead() as post:
-                    todo.extend(self._post(post))
+                case PostRead() as read:
+                    self._reads.post(read)
                 case OperationTerminal(operation):
                     self._blocks.end_operation(operation)
                     self._owner.memory_changed()
@@ -292,7 +244,7 @@ class Receiver:
                     if (source := self._sources.get(peer)) is not None:
                         source.channel.send(message)
                 case TearDown(peer, reason):
-                    todo.extend(self._tear_down(peer, reason))
+                    self._tear_down(peer, reason)
         self._deadline_may_be_new.set()
 
     def _allocate(self, owner: Owner, ticket: Ticket) -> list[Action]:
@@ -327,23 +279,13 @@ class Receiver:
             is_full = is_full or not actions
             self._carry_out(actions)
 
-    def _post(self, post: PostRead) -> list[Action]:
-        try:
-            read = self._transport.read(post.peer, post.extents)
-        except TransferError as error:
-            return self._reader.read_failed(post.operation, str(error), self._clock())
-        self._operation_of_read[read] = post.operation
-        self._pump.read_posted()
-        return []
-
-    def _take_outcome(self, outcome: ReadOutcome) -> None:
-        operation = self._operation_of_read.pop(outcome.read)
+    def _take_end(self, end: ReadEnd) -> None:
         now = self._clock()
-        if outcome.failure is None:
-            self._land(operation, now)
+        if end.failure is None:
+            self._land(end.operation, now)
         else:
-            log.warning("event=read_failed peer=%s reason=%s", outcome.peer, outcome.failure)
-            self._carry_out(self._reader.read_failed(operation, outcome.failure, now))
+            log.warning("event=read_failed peer=%s reason=%s", end.peer, end.failure)
+            self._carry_out(self._reader.read_failed(end.operation, end.failure, now))
         self._metrics.observe_reads()
 
     def _land(self, operation: OperationId, now: float) -> None:
@@ -355,17 +297,12 @@ class Receiver:
             log.error("event=checksum_failure operation=%d", operation)
             self._carry_out(self._reader.damaged(operation, now))
 
-    def _tear_down(self, peer: Incarnation, reason: str) -> list[Action]:
+    def _tear_down(self, peer: Incarnation, reason: str) -> None:
         """End the endpoint of ``peer``, which proves that its reads are over."""
         log.warning("event=tear_down peer=%s reason=%s", peer, reason)
-        actions: list[Action] = []
-        for read in self._transport.tear_down(peer):
-            operation = self._operation_of_read.pop(read)
-            self._pump.read_ended()
-            actions += self._reader.read_failed(operation, reason, self._clock())
+        self._reads.tear_down(peer, reason)
         if (source := self._sources.get(peer)) is not None:
             source.channel.close()  # its task reports the loss
-        return actions
 
     def _deliver(self, delivery: Deliver) -> None:
         """Trust the bytes only if each block still is in the life that the read was posted for."""
@@ -376,5 +313,5 @@ class Receiver:
                 self._owner.lost(Loss(delivery.owner, reason, "internal"))
                 return
         self._owner.delivered(
-            Delivery(delivery.owner, delivery.first_token, delivery.stats, self._transport.name)
+            Delivery(delivery.owner, delivery.first_token, delivery.stats, self._reads.transport)
         )

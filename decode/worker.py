@@ -25,6 +25,7 @@ from decode.receiver import Delivery, Loss, Memory, Receiver
 from decode.scheduler import DecodeScheduler
 from decode.sequence import Progress, Sequence
 from decode.serving import Outbox, Served
+from decode.sources import Sources
 from engine.batch import StepBatch, StepOutput
 from engine.host_arena import HostArena
 from engine.startup import Engine, start_engine
@@ -32,6 +33,7 @@ from engine.step_loop import StepLoop
 from transfer.extents import Part
 from transfer.nixl_transport import NixlTransport
 from transfer.reader import Reader
+from transfer.reads import RankReads
 from transfer.tiers.opening import open_mover
 
 log = logging.getLogger(__name__)
@@ -356,18 +358,22 @@ class DecodeWorker:
             "Blocks that reads without an owner may hold before an endpoint is torn down",
             lambda: limit,
         )
+        reader = Reader(layout=engine.layout, config=config.transfer, max_quarantined_blocks=limit)
+        hello = Hello(
+            name=context.worker_id,
+            incarnation=self._incarnation,
+            compatibility=engine.compatibility,
+        )
         return Receiver(
-            reader=Reader(
-                layout=engine.layout, config=config.transfer, max_quarantined_blocks=limit
+            reader=reader,
+            open_reads=lambda on_end: RankReads(
+                transport,
+                layout=engine.layout,
+                pump_interval_s=config.transfer.pump_interval_s,
+                stats=reader.stats,
+                on_end=on_end,
             ),
-            transport=transport,
-            pump_interval_s=config.transfer.pump_interval_s,
-            keys=context.keys,
-            hello=Hello(
-                name=context.worker_id,
-                incarnation=self._incarnation,
-                compatibility=engine.compatibility,
-            ),
+            open_sources=lambda receiver: Sources(context.keys, hello, receiver),
             memory=Memory(self._blocks, self._scheduler, self._digests_of),
             owner=self,
             registry=self._metrics.registry,

@@ -4,8 +4,16 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from core.ids import Incarnation, OperationId, Owner
-from core.messages import FirstToken, GroupBlocks, Reading, Released, Renew, Ticket, Withdraw
-from transfer.transport import Extent
+from core.messages import (
+    FirstToken,
+    GroupBlocks,
+    PieceId,
+    Reading,
+    Released,
+    Renew,
+    Ticket,
+    Withdraw,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +29,19 @@ class Allocate:
 
 @dataclass(frozen=True, slots=True)
 class PostRead:
-    """Post one read; answer with ``Reader.landed`` or ``Reader.read_failed``, exactly once."""
+    """Carry out one read; answer with ``Reader.landed`` or ``Reader.read_failed``, exactly once.
+
+    ``target`` holds the positions that ``source`` offers; of each block the layers of ``piece``.
+    """
 
     operation: OperationId
     peer: Incarnation
-    extents: tuple[Extent, ...]
+    owner: Owner
+    piece: PieceId
+    source: tuple[GroupBlocks, ...]
+    """Blocks in the peer's pool."""
+    target: tuple[GroupBlocks, ...]
+    """Blocks in the local pool."""
 
 
 @dataclass(frozen=True, slots=True)

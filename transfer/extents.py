@@ -7,6 +7,7 @@ from core.errors import InternalError
 from core.ids import BlockId
 from core.kv_layout import KVLayout
 from core.messages import GroupBlocks, PieceId
+from transfer.actions import PostRead
 from transfer.transport import Extent
 
 
@@ -34,6 +35,16 @@ class Part:
         return self.nbytes == self.block_nbytes
 
 
+def extents_of(read: PostRead, layout: KVLayout) -> tuple[Extent, ...]:
+    """Return what ``read`` moves between two pools of one ``layout``.
+
+    Raises:
+        InternalError: its source and its target do not cover the same positions.
+    """
+    pairs = pair_positions(read.source, read.target)
+    return merge_pairs(pairs, Part.of_piece(read.piece, layout))
+
+
 def pair_positions(
     source: Sequence[GroupBlocks], target: Sequence[GroupBlocks]
 ) -> list[tuple[BlockId, BlockId]]:
@@ -48,7 +59,7 @@ def pair_positions(
     matched = [(local, remote) for local, remote in pairs if remote is not None]
     if remote_of or len(matched) != len(pairs):
         raise InternalError(
-            f"ticket covers {_describe(source)}, memory was allocated for {_describe(target)}"
+            f"ticket covers {describe_places(source)}, memory was allocated for {describe_places(target)}"
         )
     return matched
 
@@ -83,7 +94,8 @@ def _positions(blocks: Sequence[GroupBlocks]) -> Iterator[tuple[tuple[int, int],
             yield (run.group, index), block_id
 
 
-def _describe(blocks: Sequence[GroupBlocks]) -> str:
+def describe_places(blocks: Sequence[GroupBlocks]) -> str:
+    """Return the positions of ``blocks`` in words."""
     return ", ".join(
         f"group {run.group} [{run.first_index}, {run.first_index + len(run.block_ids)})"
         for run in blocks

@@ -19,7 +19,6 @@ class Operation:
     posted_at: float
     num_blocks: int
     nbytes: int
-    num_descriptors: int
     is_quarantined: bool = False
     """Its request ended or was rolled back: only its end matters now."""
 

@@ -7,18 +7,19 @@ answers where the action says so. All times are of the caller's one monotonic cl
 from collections.abc import Sequence
 
 from core.config import TransferConfig
+from core.errors import InternalError
 from core.ids import Incarnation, OperationId, Owner
 from core.kv_layout import KVLayout
 from core.messages import GroupBlocks, PieceId, PrefillFailed, Renewed, Ticket
 from transfer.actions import Action, Allocate, OperationTerminal, PostRead
 from transfer.endpoints import Endpoints
-from transfer.extents import Part, merge_pairs, pair_positions
+from transfer.extents import Part, describe_places
 from transfer.integrity import Digests, expected_digests
 from transfer.operations import Operation
 from transfer.reader_states import Event, PieceState, State
 from transfer.receiving import Failure, Receiving, TransferShape, covers
 from transfer.receptions import Receptions
-from transfer.stats import ReadObservation, TransferStats
+from transfer.stats import TransferStats
 from transfer.ticket_faults import fault_of, gap_in
 
 
@@ -229,10 +230,13 @@ class Reader:
         if entry is None or piece is None:
             self.stats.stale["allocation"] += 1
             return [OperationTerminal(operation)]
-        pairs = pair_positions(piece.ticket.blocks, targets)
-        part = Part.of_piece(piece_id, self._layout)
-        extents = merge_pairs(pairs, part)
-        piece.begin_read(operation, tuple(targets))
+        source, target = piece.ticket.blocks, tuple(targets)
+        if [_places(run) for run in source] != [_places(run) for run in target]:
+            raise InternalError(
+                f"ticket covers {describe_places(source)}, memory was allocated for "
+                f"{describe_places(target)}"
+            )
+        piece.begin_read(operation, target)
         if entry.first_read_at is None:
             entry.first_read_at = now
         begun = self._endpoints.begin(
@@ -242,12 +246,12 @@ class Reader:
                 owner=owner,
                 piece=piece_id,
                 posted_at=now,
-                num_blocks=len(pairs),
-                nbytes=len(pairs) * part.nbytes,
-                num_descriptors=len(extents),
+                num_blocks=piece.num_blocks,
+                nbytes=piece.num_blocks * Part.of_piece(piece_id, self._layout).nbytes,
             )
         )
-        return [*begun, PostRead(operation, entry.source, extents)]
+        read = PostRead(operation, entry.source, owner, piece_id, source, target)
+        return [*begun, read]
 
     def landed(self, operation: OperationId, now: float) -> list[Action]:
         """Every byte of the read is in the pool."""
@@ -255,9 +259,6 @@ class Reader:
         if ended is None:
             return []
         pending, actions = ended
-        self.stats.observe_read(
-            ReadObservation(pending.nbytes, pending.num_descriptors, now - pending.posted_at)
-        )
         filled = self._requests.filled_by(pending)
         if filled is None:
             return actions
@@ -328,3 +329,8 @@ class Reader:
     def tick(self, now: float) -> list[Action]:
         """Do what is due: renewals, timeouts of reads, of tickets and of confirmations."""
         return [*self._endpoints.tick(now), *self._requests.tick(now)]
+
+
+def _places(run: GroupBlocks) -> tuple[int, int, int]:
+    """Return the positions of ``run``: group, first index, count."""
+    return run.group, run.first_index, len(run.block_ids)

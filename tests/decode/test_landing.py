@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from blockmgr.block_manager import BlockManager
 from blockmgr.receive_target import ReceiveTarget
-from core.channel import ChannelKeys
+from core.channel import DeploymentKeys
 from core.config import SchedulerConfig, TransferConfig
 from core.ids import Attempt, Incarnation, OperationId, Owner, RequestId
 from core.messages import FirstToken, GroupBlocks, Hello
@@ -16,10 +16,12 @@ from core.sampling import SamplingParams
 from decode.receiver import Delivery, Loss, Memory, Receiver
 from decode.scheduler import DecodeScheduler
 from decode.sequence import Sequence
+from decode.sources import Sources
 from tests.decode.bench import LAYOUT
 from tests.transfer.adversary import AdversaryNic, Network
 from transfer.actions import Deliver, ReceiveStats
 from transfer.reader import Reader
+from transfer.reads import RankReads
 
 R: Owner = (RequestId("R"), Attempt(1))
 READ = OperationId(1)
@@ -63,12 +65,18 @@ class Side:
             generations=tuple(generation for _, generation in placed[0]),
         )
         self.told = Told()
+        reader = Reader(layout=LAYOUT, config=TransferConfig(), max_quarantined_blocks=4)
+        keys, hello = DeploymentKeys.generate().of("decode"), Hello(name="D", incarnation=Incarnation("D"))
         self.receiver = Receiver(
-            reader=Reader(layout=LAYOUT, config=TransferConfig(), max_quarantined_blocks=4),
-            transport=AdversaryNic(Network()),
-            pump_interval_s=0.01,
-            keys=ChannelKeys.generate(),
-            hello=Hello(name="D", incarnation=Incarnation("D")),
+            reader=reader,
+            open_reads=lambda on_end: RankReads(
+                AdversaryNic(Network()),
+                layout=LAYOUT,
+                pump_interval_s=0.01,
+                stats=reader.stats,
+                on_end=on_end,
+            ),
+            open_sources=lambda receiver: Sources(keys, hello, receiver),
             memory=Memory(self.blocks, scheduler, lambda ids, _: [b""] * len(ids)),
             owner=self.told,
             registry=CollectorRegistry(),

@@ -174,7 +174,7 @@ def test_c10_mutation_pairing_in_order_puts_kv_at_wrong_positions(
         local = [block for run in target for block in run.block_ids]
         return list(zip(local, reversed(remote), strict=True))
 
-    monkeypatch.setattr("transfer.reader.pair_positions", by_order)
+    monkeypatch.setattr("transfer.extents.pair_positions", by_order)
     decode.request(R, prefill, cached_blocks=3)
     decode.ticket(prefill.compute(R, 0, first_index=3, num_blocks=4))
     decode.land_all()

@@ -49,6 +49,7 @@ from transfer.actions import (
     Send,
     TearDown,
 )
+from transfer.extents import extents_of
 from transfer.reader import Reader
 from transfer.tickets import Offer, TicketBook
 
@@ -314,7 +315,7 @@ class DecodeSide:
 
     def _post(self, post: PostRead) -> None:
         try:
-            read = self.nic.read(post.peer, post.extents)
+            read = self.nic.read(post.peer, extents_of(post, self.layout))
         except PeerLostError as error:
             self.carry_out(self.reader.read_failed(post.operation, str(error), self.now))
         else:

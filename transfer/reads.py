@@ -1,0 +1,154 @@
+"""Reads between this process's pool and its sources', from the decision to the proof of the end."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from core.errors import PeerLostError, TransferError
+from core.ids import Incarnation, OperationId, ReadId
+from core.kv_layout import KVLayout
+from core.messages import Welcome
+from transfer.actions import PostRead
+from transfer.extents import extents_of
+from transfer.pump import Pump
+from transfer.stats import ReadObservation, TransferStats
+from transfer.transport import ReadOutcome, Transport
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadEnd:
+    """A read is terminal: nothing of it will be written any more."""
+
+    operation: OperationId
+    peer: Incarnation
+    failure: str | None = None
+    """Why bytes are missing; None: every byte has landed."""
+
+
+class Reads(Protocol):
+    """Carries reads out. Belongs to one event loop.
+
+    Each ``post`` is answered by exactly one ``ReadEnd``, from the loop, never from within a call.
+    """
+
+    @property
+    def transport(self) -> str:
+        """Name of what moves the bytes."""
+        ...
+
+    def connect(self, source: Incarnation, welcome: Welcome) -> None:
+        """Prepare reads from ``source``, which has sent ``welcome``.
+
+        Raises:
+            HandshakeError: its blocks cannot become ours; names what differs.
+            TransferError: its pools cannot be reached.
+        """
+        ...
+
+    def post(self, read: PostRead) -> None:
+        """Carry out ``read``. A source that is not connected, or lost, ends it as failed."""
+        ...
+
+    def tear_down(self, source: Incarnation, reason: str) -> None:
+        """End every read of ``source``; each is reported once that is proven."""
+        ...
+
+    async def drain(self, *, timeout_s: float) -> bool:
+        """Wait until no read is outstanding; return whether that came within ``timeout_s``."""
+        ...
+
+    def close(self) -> None:
+        """End every read; nothing is written on return. No end is reported any more."""
+        ...
+
+
+@dataclass(slots=True)
+class _Posted:
+    operation: OperationId
+    nbytes: int
+    num_descriptors: int
+    posted_at: float
+
+
+class RankReads:
+    """See ``Reads``: those of one rank, whose pool is registered with ``transport``."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        layout: KVLayout,
+        pump_interval_s: float,
+        stats: TransferStats,
+        on_end: Callable[[ReadEnd], None],
+    ) -> None:
+        self._transport = transport
+        self._layout = layout
+        self._stats = stats
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._pump = Pump(transport, interval_s=pump_interval_s, on_outcome=self._take_outcome)
+        self._posted: dict[ReadId, _Posted] = {}
+        self._is_closed = False
+
+    @property
+    def transport(self) -> str:
+        """See ``Reads.transport``."""
+        return self._transport.name
+
+    def connect(self, source: Incarnation, welcome: Welcome) -> None:
+        """See ``Reads.connect``."""
+        if len(welcome.pools) != 1:
+            raise PeerLostError(f"{source} offers {len(welcome.pools)} pools, not one")
+        self._transport.connect(source, welcome.pools[0])
+
+    def post(self, read: PostRead) -> None:
+        """See ``Reads.post``."""
+        extents = extents_of(read, self._layout)
+        posted_at = self._loop.time()
+        try:
+            read_id = self._transport.read(read.peer, extents)
+        except TransferError as error:
+            self._report(ReadEnd(read.operation, read.peer, str(error)))
+            return
+        nbytes = sum(extent.nbytes for extent in extents)
+        self._posted[read_id] = _Posted(read.operation, nbytes, len(extents), posted_at)
+        self._pump.read_posted()
+
+    def tear_down(self, source: Incarnation, reason: str) -> None:
+        """See ``Reads.tear_down``."""
+        for read_id in self._transport.tear_down(source):
+            posted = self._posted.pop(read_id)
+            self._pump.read_ended()
+            self._report(ReadEnd(posted.operation, source, reason))
+
+    async def drain(self, *, timeout_s: float) -> bool:
+        """See ``Reads.drain``."""
+        return await self._pump.drain(timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """See ``Reads.close``."""
+        self._is_closed = True
+        self._pump.close()
+        self._transport.close()
+
+    def _take_outcome(self, outcome: ReadOutcome) -> None:
+        posted = self._posted.pop(outcome.read)
+        if outcome.failure is None:
+            duration_s = self._loop.time() - posted.posted_at
+            self._stats.observe_read(
+                ReadObservation(posted.nbytes, posted.num_descriptors, duration_s)
+            )
+        self._on_end(ReadEnd(posted.operation, outcome.peer, outcome.failure))
+
+    def _report(self, end: ReadEnd) -> None:
+        """Tell it from the loop: the caller may be in the middle of something."""
+        self._loop.call_soon(self._tell, end)
+
+    def _tell(self, end: ReadEnd) -> None:
+        if not self._is_closed:
+            self._on_end(end)
