@@ -255,6 +255,8 @@ class SluiceConfig(_Section):
     ``{cache: {memory_gib: 8}}``."""
     decode: Overrides = {}
     """What decode workers have otherwise."""
+    trace_requests: NonNegativeInt = 512
+    """Requests that each process remembers the way of, for ``sluice trace``; 0: none."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @classmethod

@@ -107,16 +107,17 @@ class Recorder:
         """Return the clock's time, which entries are recorded by."""
         return self._clock()
 
-    def record(
-        self, owner: Owner, event: EventName, *, at_s: float | None = None, **values: Value
-    ) -> None:
-        """Add an entry, of now or of ``at_s``; the oldest request goes where one is too many."""
+    def record(self, owner: Owner, event: EventName, /, **values: Value) -> None:
+        """Add an entry of now; the oldest request goes where one is too many."""
+        self.record_at(self._clock(), owner, event, **values)
+
+    def record_at(self, at_s: float, owner: Owner, event: EventName, /, **values: Value) -> None:
+        """Add an entry of an earlier time, for what had no name then."""
         request_id, attempt = owner
         entries = self._entries.get(request_id)
         if entries is None:
             entries = self._begin(request_id)
         if len(entries) < self._max_events or event in ENDS:
-            at_s = self._clock() if at_s is None else at_s
             entries.append((at_s, event, attempt, values))
 
     def events(self, request_id: RequestId) -> tuple[TraceEvent, ...]:

@@ -26,6 +26,7 @@ from router.prepare import Prepared, prepare_chat, prepare_completion
 from router.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from router.registry import Worker
 from router.serving import GenerationResponse
+from router.trace_api import TraceAPI
 
 STATS_HEADER = "x-sluice-stats"
 INLINE_BODY_NBYTES = 4096
@@ -110,15 +111,19 @@ class RouterAPI:
         prepare: Callable[..., Prepared],
     ) -> tuple[Parsed, Prepared]:
         """Return the request in the body and the sequences that it asks for."""
+        arrived_at = self.fleet.traces.recorder.now()
         try:
             body = await read_body(request, max_nbytes=self.max_body_nbytes)
             with self.metrics.stage("tokenize"):
                 if len(body) <= INLINE_BODY_NBYTES:
-                    return self._parse(body, kind, prepare)
-                return await asyncio.to_thread(self._parse, body, kind, prepare)
+                    parsed, prepared = self._parse(body, kind, prepare)
+                else:
+                    parsed, prepared = await asyncio.to_thread(self._parse, body, kind, prepare)
         except RequestError as error:
             self.metrics.rejections.labels(reason=_rejection(error)).inc()
             raise
+        TraceAPI(self.fleet.traces).begin(request, prepared, arrived_at=arrived_at)
+        return parsed, prepared
 
     def _parse(
         self, body: bytes, kind: type[Parsed], prepare: Callable[..., Prepared]
@@ -153,6 +158,7 @@ def create_app(api: RouterAPI) -> FastAPI:
     cache = CacheAPI(api.fleet.caches)
     app.get("/v1/cache")(cache.show)
     app.post("/v1/cache/reset")(cache.reset)
+    app.get("/v1/trace/{name:path}")(TraceAPI(api.fleet.traces).show)
     app.get("/health")(api.health)
     app.get("/ready")(api.ready)
     app.get("/status")(api.status)

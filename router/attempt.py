@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 
-from core.ids import Attempt, WorkerId
+from core.ids import Attempt, Owner, WorkerId
 from core.messages import Generate, PrefillPeer
 from router.generation import Generation
 from router.links import DecodeLink
@@ -36,6 +36,11 @@ class RunningAttempt:
     route: Route
     ended: asyncio.Future[AttemptFailure | None]
     has_output: bool = False
+
+    @property
+    def owner(self) -> Owner:
+        """Whose the attempt is."""
+        return self.sequence.spec.request_id, self.number
 
     @property
     def stage(self) -> str:

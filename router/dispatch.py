@@ -60,6 +60,7 @@ class Dispatcher:
 
     def __post_init__(self) -> None:
         self._block_size = self.config.for_role("decode").cache.block_size
+        self._trace = self.fleet.traces.recorder.record
 
     @asynccontextmanager
     async def generate(self, specs: Items[SequenceSpec]) -> AsyncGenerator[Generation]:
@@ -108,7 +109,9 @@ class Dispatcher:
             self._end(attempt, "internal", f"{link.worker_id} sent an impossible token id")
             self._abort(attempt)
             return
-        attempt.has_output = attempt.has_output or bool(output.token_ids)
+        if output.token_ids and not attempt.has_output:
+            attempt.has_output = True
+            self._trace(attempt.owner, "first_token")
         try:
             delta = attempt.sequence.feed(output)
         except Exception as error:
@@ -161,19 +164,25 @@ class Dispatcher:
             len(sequence.spec.prompt_token_ids)
         )
         timeout_s = self.config.router.request_timeout_s
+        ended = (sequence.spec.request_id, Attempt(0))
         try:
             async with asyncio.timeout(timeout_s):
                 await self._run(generation, index)
         except TimeoutError:
+            self._trace(ended, "failed", reason=f"over {timeout_s} s")
             self.metrics.cancellations.labels(cause="timeout").inc()
             generation.fail(GenerationTimeoutError(f"the request took longer than {timeout_s} s"))
         except asyncio.CancelledError:
+            self._trace(ended, "left", cause=generation.end_cause)
             self.metrics.cancellations.labels(cause=generation.end_cause).inc()
             raise
         except Exception as error:  # noqa: BLE001 - the top of a request: it ends with the error
             log.info("failed=%s reason=%s", type(error).__name__, error)
+            self._trace(ended, "failed", reason=f"{error!s:.200}")
             generation.fail(error)
         else:
+            reason = sequence.finish_reason or ""
+            self._trace(ended, "finished", tokens=len(sequence.token_ids), reason=reason)
             log.info(
                 "finished=%s prompt_tokens=%d output_tokens=%d",
                 sequence.finish_reason,
@@ -202,6 +211,9 @@ class Dispatcher:
             if failure is None:
                 return
             log.info("attempt=%d kind=%s reason=%s", number, failure.kind, failure.reason)
+            self._trace(
+                attempt.owner, "attempt_failed", kind=failure.kind, reason=f"{failure.reason:.200}"
+            )
             self._check_retry(attempt, failure)
             avoid.add(failure.culprit)
             await asyncio.sleep(retry_delay_s(failure.kind, attempt=number))
@@ -248,6 +260,7 @@ class Dispatcher:
         """Send the attempt and wait for its end; leaving early aborts it."""
         self._attempts[attempt.sequence.spec.request_id] = attempt
         attempt.link.send(attempt.message())
+        self._trace(attempt.owner, "dispatched", **attempt.route.described())
         self.metrics.route_decisions.labels(
             policy=POLICY, path=attempt.route.path, reason=attempt.route.reason
         ).inc()

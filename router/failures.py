@@ -18,6 +18,10 @@ class ContextLengthError(RequestError):
     """Prompt and output do not fit in the model's context."""
 
 
+class TraceNotFoundError(RequestError):
+    """Nothing is recorded of the request."""
+
+
 class GenerationTimeoutError(SluiceError):
     """The request took longer than the router lets any request take."""
 
@@ -42,6 +46,7 @@ class HTTPFailure:
 
 _FAILURES: tuple[tuple[type[SluiceError], HTTPFailure], ...] = (
     (ModelNotFoundError, HTTPFailure(404, "invalid_request_error", "model_not_found")),
+    (TraceNotFoundError, HTTPFailure(404, "invalid_request_error", "trace_not_found")),
     (RequestTooLargeError, HTTPFailure(413, "invalid_request_error", "request_too_large")),
     (ContextLengthError, HTTPFailure(400, "invalid_request_error", "context_length_exceeded")),
     (RequestError, HTTPFailure(400, "invalid_request_error", "invalid_value")),

@@ -20,12 +20,15 @@ from core.messages import (
     Heartbeat,
     Output,
     OutputBatch,
+    TraceReport,
     Welcome,
 )
+from core.trace import Recorder
 from router.cache_control import CacheControl
 from router.links import DecodeLink
 from router.metrics import RouterMetrics
 from router.registry import Change, Worker, WorkerRegistry
+from router.trace_control import TraceControl
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +63,7 @@ class Fleet:
         keys: ChannelKeys,
         metrics: RouterMetrics,
         probe_token_id: int,
+        recorder: Recorder,
     ) -> None:
         """Listen for workers on ``host``.
 
@@ -89,6 +93,7 @@ class Fleet:
         )
         self.address = self._control.address
         self.caches = CacheControl(self._control.send, incarnation=self._incarnation)
+        self.traces = TraceControl(self._control.send, recorder, incarnation=self._incarnation)
 
     async def run(self, listener: FleetListener) -> None:
         """Keep registry and links up to date until cancelled; then close everything."""
@@ -125,10 +130,17 @@ class Fleet:
                 self._observe(message)
                 if self.registry.is_current(message):
                     self.caches.heard(client, message)
-            elif isinstance(message, CacheReport) and self.caches.take(message):
+                    self.traces.heard(client, message)
+            elif self._is_answer(message):
                 continue
             elif not isinstance(message, ClientLost):
                 self._metrics.stale_messages.labels(message=type(message).__name__).inc()
+
+    def _is_answer(self, message: AnyMessage | ClientLost) -> bool:
+        """Whether somebody waits for ``message``, and now has it."""
+        if isinstance(message, CacheReport):
+            return self.caches.take(message)
+        return isinstance(message, TraceReport) and self.traces.take(message)
 
     def _observe(self, heartbeat: Heartbeat) -> None:
         now_s = asyncio.get_running_loop().time()

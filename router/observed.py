@@ -3,12 +3,14 @@
 import re
 import secrets
 import time
-from typing import Final
+from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.metrics import RouterMetrics
 
+TRACE_ENDPOINT: Final = "/v1/trace"
+"""With the name of a request behind it, which is no label."""
 ENDPOINTS: Final = frozenset(
     {
         "/v1/completions",
@@ -16,6 +18,7 @@ ENDPOINTS: Final = frozenset(
         "/v1/models",
         "/v1/cache",
         "/v1/cache/reset",
+        TRACE_ENDPOINT,
         "/health",
         "/ready",
         "/metrics",
@@ -29,7 +32,7 @@ class ObservedApp:
     """ASGI middleware. The inner app may set ``state.outcome`` where the status line lies.
 
     A response that began with 200 and failed counts as what it became; a client that left counts
-    as 499. A client's own ``x-request-id`` is given back to it and used for nothing else.
+    as 499. A client's own ``x-request-id`` is given back to it, and names its trace.
     """
 
     def __init__(self, app: ASGIApp, *, metrics: RouterMetrics, model: str) -> None:
@@ -42,8 +45,9 @@ class ObservedApp:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        state: dict[str, int] = scope.setdefault("state", {})
+        state: dict[str, Any] = scope.setdefault("state", {})
         request_id = _request_id(scope)
+        state["request_id"] = request_id.decode()
         status = 500
 
         async def observing_send(message: Message) -> None:
@@ -58,12 +62,23 @@ class ObservedApp:
             await self._app(scope, receive, observing_send)
         finally:
             path = scope["path"]
-            endpoint = path if path in ENDPOINTS else "other"
+            endpoint = _endpoint(path)
             code = str(state.get("outcome", status))
             self._metrics.requests.labels(model=self._model, endpoint=endpoint, code=code).inc()
             self._metrics.request_duration.labels(model=self._model, endpoint=endpoint).observe(
                 time.monotonic() - start_s
             )
+
+
+def request_id_of(scope: Scope) -> str:
+    """Return the ``x-request-id`` that the response to a request carries."""
+    return scope["state"]["request_id"]
+
+
+def _endpoint(path: str) -> str:
+    if path.startswith(f"{TRACE_ENDPOINT}/"):
+        return TRACE_ENDPOINT
+    return path if path in ENDPOINTS else "other"
 
 
 def _request_id(scope: Scope) -> bytes:

@@ -32,6 +32,11 @@ class Route:
         """How the prompt's KV gets to the decode worker."""
         return "local" if self.prefill is None else "disagg"
 
+    def described(self) -> dict[str, str]:
+        """Return who was chosen and why, for the request's trace."""
+        prefill = {} if self.prefill is None else {"prefill": self.prefill.worker_id}
+        return {"decode": self.decode.worker_id, **prefill, "reason": self.reason}
+
 
 @dataclass(slots=True)
 class OwnLoad:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import uvicorn
 from core.channel import ChannelKeys
 from core.config import SluiceConfig
 from core.errors import ConfigError
+from core.trace import Recorder
 from router.api import RouterAPI, create_app
 from router.dispatch import Dispatcher
 from router.fleet import Fleet
@@ -75,6 +77,7 @@ async def run_router(context: RouterContext, stop: asyncio.Event) -> None:
             keys=context.keys,
             metrics=metrics,
             probe_token_id=card.probe_token_id,
+            recorder=Recorder(time.monotonic, max_requests=config.trace_requests),
         )
         dispatcher = Dispatcher(config, fleet, card.tokenizer, metrics, card.name)
         max_body_nbytes = config.router.max_body_mib * 2**20

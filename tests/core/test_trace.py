@@ -42,7 +42,7 @@ def test_entries_come_back_in_order_with_their_times_and_values(recorder: Record
 
 
 def test_what_happened_before_it_had_a_name_keeps_its_own_time(recorder: Recorder) -> None:
-    recorder.record(owner("A"), "arrived", at_s=0.25)
+    recorder.record_at(0.25, owner("A"), "arrived")
     assert recorder.events(RequestId("A"))[0].at_s == 0.25
 
 
