@@ -59,7 +59,8 @@ def pair_positions(
     matched = [(local, remote) for local, remote in pairs if remote is not None]
     if remote_of or len(matched) != len(pairs):
         raise InternalError(
-            f"ticket covers {describe_places(source)}, memory was allocated for {describe_places(target)}"
+            f"ticket covers {describe_places(source)}, memory was allocated for "
+            f"{describe_places(target)}"
         )
     return matched
 
