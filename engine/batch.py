@@ -58,6 +58,8 @@ class StepBatch:
     """Each slot at most once."""
     zero_blocks: tuple[BlockId, ...] = ()
     """Cleared before the forward."""
+    layer_marks: tuple[int, ...] = ()
+    """Layers of the model, ascending: it is reported when each, and all before it, are complete."""
 
     @property
     def num_tokens(self) -> int:

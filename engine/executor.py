@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -15,6 +16,7 @@ from engine.batch import StepBatch, StepOutput
 log = logging.getLogger(__name__)
 
 OnComplete = Callable[[StepSeq, StepOutput | StepFailedError], None]
+OnLayers = Callable[[StepSeq, int], None]
 
 
 class LaunchedStep(Protocol):
@@ -23,7 +25,7 @@ class LaunchedStep(Protocol):
     step: StepSeq
 
     def wait(self) -> StepOutput:
-        """Return the output once the device is done with the step."""
+        """Return the output once the device is done with the step, its layers reported before."""
         ...
 
 
@@ -35,8 +37,12 @@ class StepRunner(Protocol):
         """Whether ``launch`` returns before the step has completed."""
         ...
 
-    def launch(self, batch: StepBatch) -> LaunchedStep:
-        """Give the device ``batch``, to run after everything launched before."""
+    def launch(self, batch: StepBatch, on_layers: Callable[[int], None]) -> LaunchedStep:
+        """Give the device ``batch``, to run after everything launched before.
+
+        ``on_layers`` is told of the batch's marks as the device completes them: in this call, or
+        in ``LaunchedStep.wait``.
+        """
         ...
 
     def drain(self) -> None:
@@ -70,14 +76,19 @@ class StepExecutor:
         * every submitted step is reported exactly once, in the order of ``submit``;
         * when a step is reported, failed or not, the device writes nothing for it any more;
         * after a failed step none is launched: those behind it are reported as failed, and
-          ``submit`` raises.
+          ``submit`` raises;
+        * marked layers of a step are reported before it, when the device has completed them, in
+          order; none of a step behind a failed one.
 
-    ``on_complete`` is called on one of these threads and must not block.
+    ``on_complete`` and ``on_layers`` are called on one of these threads and must not block.
     """
 
-    def __init__(self, runner: StepRunner, on_complete: OnComplete) -> None:
+    def __init__(
+        self, runner: StepRunner, on_complete: OnComplete, on_layers: OnLayers | None = None
+    ) -> None:
         self._runner = runner
         self._on_complete = on_complete
+        self._on_layers = on_layers
         self._batches: SimpleQueue[StepBatch | None] = SimpleQueue()
         self._launched: SimpleQueue[LaunchedStep | _Refused | _Raised | None] = SimpleQueue()
         self._failure: StepFailedError | None = None
@@ -143,10 +154,20 @@ class StepExecutor:
         if self._is_closed:
             return _Refused(batch.step, StepFailedError("the engine was closed"))
         try:
-            return self._runner.launch(batch)
+            return self._runner.launch(batch, partial(self._reach, batch.step))
         except Exception as error:  # noqa: BLE001 - whatever a model raises ends this engine
             self._break(_failure_of(batch.step, error))
             return _Raised(batch.step, error)
+
+    def _reach(self, step: StepSeq, mark: int) -> None:
+        """Report a marked layer. Never raises: the compiled layers call it."""
+        if self._on_layers is None or self._reported_failure is not None:
+            return  # behind a failed step, what was computed is worth nothing
+        try:
+            self._on_layers(step, mark)
+        except Exception as error:
+            log.exception("on_layers failed step=%d layer=%d", step, mark)
+            self._break(_failure_of(step, error))
 
     def _finish(self, launched: LaunchedStep | _Refused | _Raised) -> None:
         result = self._result_of(launched)

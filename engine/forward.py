@@ -12,6 +12,7 @@ from engine.attention import PagedAttention
 from engine.attention_native import NativeAttention
 from engine.attention_reference import ReferenceAttention
 from engine.kv_pool import KVPool
+from engine.layer_progress import LayerProgress, report_layers
 from engine.loading import LoadedModel
 from engine.native_layers import LayerRun, replace_head, replace_layers
 from engine.native_library import NativeLibrary
@@ -34,14 +35,15 @@ class PagedModel:
         self._library = loaded.library
         if self._library is not None:
             _compile_parts(loaded, self._library, self.kv_pool.layout)
+        report_layers(loaded.module, len(loaded.spec.layers))
         # A mask that is four-dimensional is taken as made: transformers then skips making one.
         self._no_mask = torch.zeros(1, 1, 1, 1, device=loaded.device)
 
     @torch.inference_mode()
-    def forward(self, plan: ForwardPlan) -> torch.Tensor:
+    def forward(self, plan: ForwardPlan, progress: LayerProgress | None = None) -> torch.Tensor:
         """Write the step's KV to the pool and return logits [R, vocab] float32 of the sampled rows.
 
-        Rows of ``plan.device_rows`` must have been filled.
+        Rows of ``plan.device_rows`` must have been filled. ``progress`` is told of each layer.
         """
         output = self._module(
             input_ids=plan.token_ids[None],
@@ -50,6 +52,7 @@ class PagedModel:
             use_cache=False,
             logits_to_keep=plan.sample_rows,
             paged=self._attention(plan),
+            layer_progress=progress,
         )
         logits: torch.Tensor = output.logits[0]
         return logits.float()

@@ -55,6 +55,18 @@ class DecoderLayer:
     activation: int
 
 
+def decoder_layers(module: nn.Module, count: int) -> nn.ModuleList | None:
+    """Return the ``count`` layers of a model, in their order; None: there is no such list."""
+    for child in module.modules():
+        if (
+            isinstance(child, nn.ModuleList)
+            and len(child) == count
+            and all(hasattr(layer, "self_attn") for layer in child)
+        ):
+            return child
+    return None
+
+
 def read_layer(layer: nn.Module) -> DecoderLayer:
     """Return the parts of ``layer``.
 

@@ -15,11 +15,13 @@ from torch import nn
 
 from core.kv_layout import KVLayout
 from engine.attention_native import NativeAttention, attention_structure
+from engine.layer_progress import LayerProgress
 from engine.layer_recognition import (
     DecoderLayer,
     Projection,
     RMSNorm,
     UnrecognisedLayerError,
+    decoder_layers,
     read_layer,
 )
 from engine.layer_trial import LayerTrace, LayerTrial
@@ -41,10 +43,15 @@ TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 class LayerRun(nn.Module):
     """Consecutive compiled layers, in one call."""
 
-    def __init__(self, library: NativeLibrary, layers: "list[PackedLayer]") -> None:
+    reports_layers = True
+
+    def __init__(
+        self, library: NativeLibrary, layers: "list[PackedLayer]", *, first: int = 0
+    ) -> None:
         super().__init__()
         self._library = library
         self._packed = layers
+        self._indices = range(first, first + len(layers))
         self._structures = (Layer * len(layers))(*(layer.structure for layer in layers))
         self.attention_type = layers[0].attention_type
 
@@ -54,18 +61,31 @@ class LayerRun(nn.Module):
         *,
         paged: NativeAttention,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        layer_progress: LayerProgress | None = None,
         **_kwargs: Any,  # noqa: ANN401  # what transformers passes to its own layers
     ) -> torch.Tensor:
         """Return the residual stream [1, T, hidden] behind the layers."""
         cos, sin = (part.float().contiguous() for part in position_embeddings)
         paged.step.cos, paged.step.sin = cos.data_ptr(), sin.data_ptr()
         x = hidden_states.clone(memory_format=torch.contiguous_format)
-        self._library.run_layers(self._structures, paged.step, x[0])
+        if layer_progress is None:
+            self._library.run_layers(self._structures, paged.step, x[0])
+            return x
+        first = self._indices.start
+        self._library.run_layers(
+            self._structures,
+            paged.step,
+            x[0],
+            marks=[mark - first for mark in layer_progress.marks_in(self._indices)],
+            reached=lambda layer: layer_progress.complete(first + layer),
+        )
         return x
 
 
 class AbsorbedLayer(nn.Module):
-    """The place of a layer that an earlier ``LayerRun`` has computed."""
+    """The place of a layer that an earlier ``LayerRun`` has computed, and reported."""
+
+    reports_layers = True
 
     def __init__(self, attention_type: str | None) -> None:
         super().__init__()
@@ -165,7 +185,7 @@ def replace_layers(module: Any, library: NativeLibrary, layout: KVLayout) -> int
 
     The rest of the model goes on as it was, so that any result is a working model.
     """
-    layers = _decoder_layers(module, layout.num_layers)
+    layers = decoder_layers(module, layout.num_layers)
     if layers is None:
         return 0
     trial = LayerTrial(layout, module.dtype)
@@ -179,7 +199,7 @@ def replace_layers(module: Any, library: NativeLibrary, layout: KVLayout) -> int
             log.info("layer stays with transformers layer=%d reason=%s", index, error)
             packed.append(None)
     for first, run in _runs(packed, traces):
-        layers[first] = LayerRun(library, run)
+        layers[first] = LayerRun(library, run, first=first)
     return sum(layer is not None for layer in packed)
 
 
@@ -191,17 +211,6 @@ def replace_head(module: Any, library: NativeLibrary) -> None:  # noqa: ANN401
         for name, child in module.named_children():
             if child is head:
                 setattr(module, name, PackedHead(library, head))
-
-
-def _decoder_layers(module: nn.Module, count: int) -> nn.ModuleList | None:
-    for child in module.modules():
-        if (
-            isinstance(child, nn.ModuleList)
-            and len(child) == count
-            and all(hasattr(layer, "self_attn") for layer in child)
-        ):
-            return child
-    return None
 
 
 def _runs(

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-shared", "-fPIC", "-pthread")
 COMPILE_TIMEOUT_S = 300
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
+_ON_LAYER = ctypes.CFUNCTYPE(None, c_int32)
 
 
 class Matrix(Structure):
@@ -129,6 +130,7 @@ class NativeLibrary:
         library.sluice_pack.argtypes = (c_void_p, c_int, POINTER(c_int32), c_int, c_void_p)
         library.sluice_run_layers.argtypes = (
             c_void_p, c_int, POINTER(Layer), c_int, POINTER(Step), c_void_p,
+            c_int, POINTER(c_int32), _ON_LAYER,
         )  # fmt: skip
         library.sluice_attend.argtypes = (
             c_void_p, c_int, POINTER(Attention), POINTER(Step),
@@ -141,11 +143,24 @@ class NativeLibrary:
         self._engine = library.sluice_open(num_threads)
         weakref.finalize(self, library.sluice_close, self._engine)
 
-    def run_layers(self, layers: "ctypes.Array[Layer]", step: Step, x: torch.Tensor) -> None:
-        """Put ``x`` [tokens, hidden], contiguous, through the layers in place."""
+    def run_layers(
+        self,
+        layers: "ctypes.Array[Layer]",
+        step: Step,
+        x: torch.Tensor,
+        *,
+        marks: Sequence[int] = (),
+        reached: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Put ``x`` [tokens, hidden], contiguous, through the layers in place.
+
+        ``reached`` is told of each of ``marks``, indices of ``layers`` ascending, when that layer
+        is complete and later ones are not. It must not raise.
+        """
         self._library.sluice_run_layers(
-            self._engine, DTYPE_CODES[x.dtype], layers, len(layers), step, x.data_ptr()
-        )
+            self._engine, DTYPE_CODES[x.dtype], layers, len(layers), step, x.data_ptr(),
+            len(marks), (c_int32 * len(marks))(*marks), _ON_LAYER(reached),
+        )  # fmt: skip
 
     def attend(
         self,

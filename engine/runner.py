@@ -19,12 +19,19 @@ from engine.batch import (
     StepOutput,
 )
 from engine.forward import PagedModel
+from engine.layer_progress import LayerProgress
 from engine.logprobs import StepLogprobs, copy_raw, logprobs_of, to_values
 from engine.plan import build_plan
 from engine.sampler import sample
 from engine.slots import SlotTable
 
 _WARM_UP_TOKENS = 8
+OnLayers = Callable[[int], None]
+"""Told of a layer when it, and all before it, are complete on the device."""
+
+
+def _ignore_layers(_mark: int) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,24 @@ class _Sampled:
         )
 
 
+class _DeviceMarks:
+    """Events of one step behind its marked layers, in their order; as those of ``_DeviceClock``."""
+
+    def __init__(self, on_layers: OnLayers) -> None:
+        self._on_layers = on_layers
+        self._events: list[tuple[int, torch.cuda.Event]] = []
+
+    def record(self, mark: int) -> None:
+        """The device was given everything up to layer ``mark``."""
+        self._events.append((mark, _recorded_event()))
+
+    def wait(self) -> None:
+        """Report each mark once the device has reached it."""
+        for mark, event in self._events:
+            event.synchronize()
+            self._on_layers(mark)
+
+
 class PendingStep:
     """A step whose work is on the device; its results are read by ``wait``."""
 
@@ -65,8 +90,10 @@ class PendingStep:
         batch: StepBatch,
         sampled: _Sampled,
         completion: _DeviceClock | float,
+        marks: "_DeviceMarks | None" = None,
     ) -> None:
         self.step: StepSeq = batch.step
+        self._marks = marks
         self._slots = [sequence.slot for sequence in batch.sequences if sequence.sample]
         self._sampled = sampled
         self._completion = completion
@@ -79,6 +106,8 @@ class PendingStep:
         Raises:
             InternalError: the model gave logits that are not numbers, so it or its KV is damaged.
         """
+        if self._marks is not None:
+            self._marks.wait()
         if isinstance(self._completion, _DeviceClock):
             self._completion.ended.synchronize()
             duration_s = self._completion.started.elapsed_time(self._completion.ended) / 1e3
@@ -120,8 +149,12 @@ class ModelRunner:
         return self.launch(batch).wait()
 
     @torch.inference_mode()
-    def launch(self, batch: StepBatch) -> PendingStep:
+    def launch(self, batch: StepBatch, on_layers: OnLayers = _ignore_layers) -> PendingStep:
         """Put ``batch`` on the device, after everything launched before. On a CPU it is done then.
+
+        ``on_layers`` is told of each of the batch's marks that the model reports, in order, when
+        the device has completed that layer and all before it: here, or by ``PendingStep.wait``. It
+        must not raise.
 
         Raises:
             InternalError: the batch names a slot or block that it must not, or (on a CPU) as
@@ -132,13 +165,18 @@ class ModelRunner:
         for opening in batch.openings:
             self._slots.open(opening)
         self._model.kv_pool.zero(batch.zero_blocks)
-        logits = self._forward(batch)
+        marks = None
+        if batch.layer_marks and self.is_asynchronous:
+            marks = _DeviceMarks(on_layers)
+            on_layers = marks.record
+        logits = self._forward(batch, on_layers)
         sampled = self._sample(
             logits, [sequence for sequence in batch.sequences if sequence.sample]
         )
         if started is None:
             return PendingStep(batch, sampled, time.perf_counter() - started_s)
-        return PendingStep(batch, sampled.map(_to_host), _DeviceClock(started, _recorded_event()))
+        clock = _DeviceClock(started, _recorded_event())
+        return PendingStep(batch, sampled.map(_to_host), clock, marks)
 
     def drain(self) -> None:
         """Return when the device runs nothing any more."""
@@ -180,11 +218,13 @@ class ModelRunner:
         self.run(StepBatch(step=StepSeq(0), openings=(opening,), sequences=(prefill,)))
         self.run(StepBatch(step=StepSeq(0), openings=(), sequences=(decode,)))
 
-    def _forward(self, batch: StepBatch) -> torch.Tensor:
+    def _forward(self, batch: StepBatch, on_layers: OnLayers) -> torch.Tensor:
         plan = build_plan(batch.sequences, self._model.kv_pool.layout, device=self._model.device)
         if len(plan.device_rows):
             plan.token_ids[plan.device_rows] = self._slots.last_tokens[plan.device_slots]
-        return self._model.forward(plan)
+        if not batch.layer_marks:
+            return self._model.forward(plan)
+        return self._model.forward(plan, LayerProgress(batch.layer_marks, on_layers))
 
     def _sample(self, logits: torch.Tensor, sampled: Sequence[SequenceInput]) -> _Sampled:
         slots = np.array([sequence.slot for sequence in sampled], np.int64)

@@ -24,13 +24,26 @@ class StepLoop:
         schedule: Callable[[], StepBatch | None],
         complete: Callable[[StepBatch, StepOutput], None],
         fail: Callable[[StepSeq], None],
+        layers: Callable[[StepBatch, int], None] | None = None,
     ) -> None:
+        """Start the engine's thread.
+
+        Args:
+            runner: Of the model.
+            depth: Steps in flight.
+            schedule: Returns the next step, or None where there is no work.
+            complete: Told of each step that has completed, in order.
+            fail: Told of each step that has failed.
+            layers: Told of each mark of a step that is in flight, when that layer and all before
+                it are complete; None: nobody sets marks.
+        """
         self._depth = depth
         self._schedule = schedule
         self._complete = complete
         self._fail = fail
+        self._layers = layers
         self._loop = asyncio.get_running_loop()
-        self._executor = StepExecutor(runner, self._report)
+        self._executor = StepExecutor(runner, self._report, self._report_layers)
         self._in_flight: dict[StepSeq, StepBatch] = {}
         self._broken: asyncio.Future[None] = self._loop.create_future()
         self._wake_is_due = False
@@ -67,6 +80,15 @@ class StepLoop:
         """Carry a step's end from the engine's thread to the event loop."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._finish, step, result)
+
+    def _report_layers(self, step: StepSeq, mark: int) -> None:
+        """Carry a mark to the event loop, ahead of the step's end."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._take_layers, step, mark)
+
+    def _take_layers(self, step: StepSeq, mark: int) -> None:
+        if self._layers is not None and not self._broken.done():
+            self._layers(self._in_flight[step], mark)
 
     def _finish(self, step: StepSeq, result: StepOutput | StepFailedError) -> None:
         batch = self._in_flight.pop(step)

@@ -50,15 +50,27 @@ Buffers<E> buffers(Engine& engine, const Layer* layers, int count, int64_t token
     return b;
 }
 
+// Layers after whose end the caller is told, ascending; by rank 0, while the others go on.
+struct Marks {
+    int count;
+    const int32_t* layers;
+    void (*reached)(int32_t layer);
+};
+
 template <class E>
-void run_layers(Engine& engine, const Layer* layers, int count, const Step& step, E* x) {
+void run_layers(Engine& engine, const Layer* layers, int count, const Step& step, E* x,
+                const Marks& marks) {
     const Buffers<E> b = buffers<E>(engine, layers, count, step.tokens);
     const int64_t hidden = layers[0].down.columns, total = step.tokens * hidden;
     const Attention& shape = layers[0].attention;
     const auto tiles = query_tiles(step, int(shape.heads / shape.kv_heads));
     for (int64_t i = 0; i < total; ++i) b.residual[i] = to_float(x[i]);
     engine.team.run([&](int rank) {
-        for (int i = 0; i < count; ++i) run_layer(engine.team, rank, step, layers[i], tiles, b);
+        for (int i = 0, mark = 0; i < count; ++i) {
+            run_layer(engine.team, rank, step, layers[i], tiles, b);  // ends at a barrier
+            if (rank == 0 && mark < marks.count && marks.layers[mark] == i)
+                marks.reached(marks.layers[mark++]);
+        }
     });
     narrow_row(b.residual, x, total);
 }
@@ -100,11 +112,12 @@ void sluice_pack(const void* weight, int words_per_row, const int32_t* order, in
 }
 
 void sluice_run_layers(Engine* engine, int dtype, const Layer* layers, int count, const Step* step,
-                       void* x) {
+                       void* x, int num_marks, const int32_t* marks, void (*reached)(int32_t)) {
+    const Marks wanted{num_marks, marks, reached};
     if (dtype == 0)
-        run_layers(*engine, layers, count, *step, (float*)x);
+        run_layers(*engine, layers, count, *step, (float*)x, wanted);
     else
-        run_layers(*engine, layers, count, *step, (bf16*)x);
+        run_layers(*engine, layers, count, *step, (bf16*)x, wanted);
 }
 
 void sluice_attend(Engine* engine, int dtype, const Attention* layer, const Step* step,

@@ -5,7 +5,7 @@ A13: a step that dies is reported after a device drain, and nothing is launched 
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -31,8 +31,10 @@ class Launched:
     step: StepSeq
     may_end: threading.Event = field(default_factory=threading.Event)
     error: Exception | None = None
+    report_layers: Callable[[], None] = lambda: None
 
     def wait(self) -> StepOutput:
+        self.report_layers()
         assert self.may_end.wait(DEADLINE_S)
         if self.error is not None:
             raise self.error
@@ -50,11 +52,20 @@ class ControlledRunner:
         self.threads: list[str] = []
         self.num_drains = 0
 
-    def launch(self, batch: StepBatch) -> Launched:
+    def launch(self, batch: StepBatch, on_layers: Callable[[int], None]) -> Launched:
         self.threads.append(threading.current_thread().name)
+
+        def report_layers() -> None:
+            for mark in batch.layer_marks:
+                on_layers(mark)
+
+        launched = Launched(batch.step)
+        if self.is_asynchronous:
+            launched.report_layers = report_layers
+        else:
+            report_layers()
         if batch.step in self.fail_launch_of:
             raise self.fail_launch_of[batch.step]
-        launched = Launched(batch.step)
         self.launches.put(launched)
         return launched
 
@@ -223,6 +234,63 @@ def test_a_listener_that_raises_breaks_the_engine_and_not_the_thread(
         executor.submit(batch(3))
 
 
+def marked(step: int, *marks: int) -> StepBatch:
+    return StepBatch(step=StepSeq(step), openings=(), sequences=(), layer_marks=marks)
+
+
+def test_b12_marked_layers_are_reported_in_order_before_the_end_of_their_step(
+    runner: ControlledRunner,
+) -> None:
+    told: queue.Queue[object] = queue.Queue()
+    executor = StepExecutor(
+        runner,
+        lambda step, _: told.put((step, "end")),
+        lambda step, mark: told.put((step, mark)),
+    )
+    for step in (1, 2):
+        executor.submit(marked(step, 3, 7))
+        runner.launched().may_end.set()
+    wanted = [(1, 3), (1, 7), (1, "end"), (2, 3), (2, 7), (2, "end")]
+    assert [told.get(timeout=DEADLINE_S) for _ in wanted] == wanted
+    executor.close(timeout_s=DEADLINE_S)
+
+
+def test_b12_no_layer_of_a_step_behind_a_failed_one_is_reported() -> None:
+    # Given an accelerator that was given step 2 before step 1 turns out to have failed
+    runner = ControlledRunner(is_asynchronous=True)
+    told: queue.Queue[object] = queue.Queue()
+    executor = StepExecutor(
+        runner,
+        lambda step, result: told.put((step, type(result))),
+        lambda step, mark: told.put((step, mark)),
+    )
+    executor.submit(marked(1, 3))
+    executor.submit(marked(2, 3))
+    first, second = runner.launched(), runner.launched()
+    first.error = RuntimeError("illegal address")
+    first.may_end.set()
+    second.may_end.set()
+    # Then what step 2 computed from it is offered to nobody
+    wanted = [(1, 3), (1, StepFailedError), (2, StepFailedError)]
+    assert [told.get(timeout=DEADLINE_S) for _ in wanted] == wanted
+    executor.close(timeout_s=DEADLINE_S)
+
+
+def test_a_listener_of_layers_that_raises_breaks_the_engine_and_not_the_step(
+    runner: ControlledRunner, reports: Reports
+) -> None:
+    def raise_always(step: StepSeq, mark: int) -> None:
+        raise RuntimeError(f"nobody takes layer {mark} of step {step}")
+
+    executor = StepExecutor(runner, reports, raise_always)
+    executor.submit(marked(1, 3))
+    runner.launched().may_end.set()
+    assert isinstance(reports.next()[1], StepOutput)
+    with pytest.raises(StepFailedError, match="nobody takes layer 3"):
+        executor.submit(batch(2))
+    executor.close(timeout_s=DEADLINE_S)
+
+
 class OneEventRunner(ControlledRunner):
     """The mistake: one event for all steps, armed again by each launch."""
 
@@ -230,8 +298,8 @@ class OneEventRunner(ControlledRunner):
         super().__init__(is_asynchronous=True)
         self.event = threading.Event()
 
-    def launch(self, batch: StepBatch) -> Launched:
-        launched = super().launch(batch)
+    def launch(self, batch: StepBatch, on_layers: Callable[[int], None]) -> Launched:
+        launched = super().launch(batch, on_layers)
         launched.may_end = self.event
         return launched
 

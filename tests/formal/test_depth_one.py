@@ -8,6 +8,7 @@ what the read has brought.
 
 import asyncio
 import threading
+from collections.abc import Callable
 
 from blockmgr.block_manager import BlockManager
 from blockmgr.fences import KVWriters, fences_needed
@@ -31,7 +32,8 @@ class SlowStep:
         self.has_begun = threading.Event()
         self.may_end = threading.Event()
 
-    def launch(self, batch: StepBatch) -> "SlowStep":
+    def launch(self, batch: StepBatch, on_layers: Callable[[int], None]) -> "SlowStep":
+        del on_layers
         self.step = batch.step
         return self
 

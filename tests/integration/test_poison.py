@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import select
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -174,10 +174,10 @@ def run_sabotaged(member: Member, log: Path) -> None:
         engine = start_engine(path, config)
         launch = engine.runner.launch
 
-        def launch_and_write(batch: StepBatch) -> PendingStep:
+        def launch_and_write(batch: StepBatch, on_layers: Callable[[int], None]) -> PendingStep:
             if batch.step == 8:
                 engine.pool.blocks[-1, 5] ^= 1
-            return launch(batch)
+            return launch(batch, on_layers)
 
         engine.runner.launch = launch_and_write  # type: ignore[method-assign]
         return engine
