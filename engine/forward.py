@@ -17,6 +17,7 @@ from engine.loading import LoadedModel
 from engine.native_layers import LayerRun, replace_head, replace_layers
 from engine.native_library import NativeLibrary
 from engine.plan import ForwardPlan
+from engine.rank_group import LEADER
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ class PagedModel:
     def __init__(self, loaded: LoadedModel, *, block_size: int, num_blocks: int) -> None:
         self.spec = loaded.spec
         self.device = loaded.device
+        self.group = loaded.group
         self.kv_pool = KVPool(loaded.spec.kv_layout(block_size), num_blocks, device=loaded.device)
         self._module: Any = loaded.module
         self._library = loaded.library
@@ -44,13 +46,15 @@ class PagedModel:
         """Write the step's KV to the pool and return logits [R, vocab] float32 of the sampled rows.
 
         Rows of ``plan.device_rows`` must have been filled. ``progress`` is told of each layer.
+        Ranks that do not sample return no rows.
         """
+        is_sampling = self.group is None or self.group.rank == LEADER
         output = self._module(
             input_ids=plan.token_ids[None],
             position_ids=plan.positions[None],
             attention_mask=self._no_mask,
             use_cache=False,
-            logits_to_keep=plan.sample_rows,
+            logits_to_keep=plan.sample_rows if is_sampling else plan.sample_rows[:0],
             paged=self._attention(plan),
             layer_progress=progress,
         )
@@ -66,7 +70,8 @@ class PagedModel:
 def _compile_parts(loaded: LoadedModel, library: NativeLibrary, layout: KVLayout) -> None:
     if any(isinstance(part, LayerRun) for part in loaded.module.modules()):
         raise InternalError("a loaded model can be given to one PagedModel only")
-    num_compiled = replace_layers(loaded.module, library, layout)
+    # Compiled layers know no other ranks.
+    num_compiled = 0 if loaded.group else replace_layers(loaded.module, library, layout)
     replace_head(loaded.module, library)
     log.info("layers compiled=%d of=%d", num_compiled, len(loaded.spec.layers))
     # The layers that were replaced leave holes in glibc's heap, as large as the weights together.

@@ -17,6 +17,8 @@ from engine.kv_pool import TORCH_DTYPES
 from engine.model_spec import ModelSpec, model_fingerprint, tokenizer_fingerprint
 from engine.native_library import NativeLibrary, open_native_library
 from engine.probing import probe_layers
+from engine.rank_group import RankGroup, RankPlace
+from engine.tensor_parallel import take_part
 from engine.threads import use_threads
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,10 @@ class LoadedModel:
     device: torch.device
     library: NativeLibrary | None
     """Compiled kernels; None: attention is plain torch."""
+    num_kv_heads: int
+    """Of one layer of the whole model; ``spec`` has those that are here."""
+    group: RankGroup | None = None
+    """The ranks that have the other parts of the model; None: it is whole."""
 
 
 def load_model(
@@ -44,24 +50,29 @@ def load_model(
     num_threads: int = 0,
     max_model_len: int | None = None,
     head_window: HeadWindowConfig | None = None,
+    place: RankPlace | None = None,
 ) -> LoadedModel:
     """Return the model in the folder ``path``, which holds a config, safetensors and a tokenizer.
 
     ``num_threads`` is for all CPU work of this process; 0 takes one per core. ``head_window``
-    changes what the model computes.
+    changes what the model computes. With ``place`` this process gets that part of the model, and
+    waits for those that load the others.
 
     Raises:
         ConfigError: the folder or a file in it is missing or damaged, or the model is of a kind
             that cannot be served; names the file and the fix.
     """
     register()
-    chosen = _device(device)
+    chosen = _device(device) if place is None else place.device(_device(device))
     num_threads = use_threads(num_threads)
     library = _library(attention, chosen, num_threads=num_threads)
     config = _read_config(path)
     module = _read_weights(path, config, dtype=dtype).to(chosen).eval()
     text_config = module.config.get_text_config()
     probed = probe_layers(module, text_config, name=str(path))
+    num_kv_heads, group = probed[0].num_kv_heads, None
+    if place is not None:
+        probed, group = take_part(module, probed, place, name=str(path))
     layers = with_head_window(probed, head_window)
     spec = ModelSpec(
         vocab_size=text_config.vocab_size,
@@ -81,7 +92,14 @@ def load_model(
         chosen,
         spec.max_model_len,
     )
-    return LoadedModel(module=module, spec=spec, device=chosen, library=library)
+    return LoadedModel(
+        module=module,
+        spec=spec,
+        device=chosen,
+        library=library,
+        num_kv_heads=num_kv_heads,
+        group=group,
+    )
 
 
 def _device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:

@@ -22,6 +22,7 @@ from engine.forward import PagedModel
 from engine.layer_progress import LayerProgress
 from engine.logprobs import StepLogprobs, copy_raw, logprobs_of, to_values
 from engine.plan import build_plan
+from engine.rank_group import LEADER, RankGroup
 from engine.sampler import sample
 from engine.slots import SlotTable
 
@@ -229,6 +230,9 @@ class ModelRunner:
     def _sample(self, logits: torch.Tensor, sampled: Sequence[SequenceInput]) -> _Sampled:
         slots = np.array([sequence.slot for sequence in sampled], np.int64)
         positions = np.array([each.position + each.num_tokens for each in sampled], np.int64)
+        group = self._model.group
+        if group is not None and group.rank != LEADER:
+            return self._take_sampled(group, slots, positions)
         # One pass: a sum is NaN where an addend is.
         is_damaged = logits.sum(dim=-1).isnan()
         if not self.is_asynchronous:
@@ -237,6 +241,8 @@ class ModelRunner:
         (wanted, num_top) = self._slots.logprobs_wanted(slots)
         raw = copy_raw(logits, wanted, num_top) if len(wanted) else None
         tokens = sample(logits, rows, self._slots.history)
+        if group is not None and len(slots):
+            group.broadcast(tokens)
         device_slots = torch.from_numpy(slots).to(logits.device, non_blocking=True)
         self._slots.record(device_slots, rows, tokens)
         return _Sampled(
@@ -244,6 +250,22 @@ class ModelRunner:
             is_damaged=is_damaged,
             logprob_rows=wanted,
             logprobs=None if raw is None else logprobs_of(raw, tokens),
+        )
+
+    def _take_sampled(
+        self, group: RankGroup, slots: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> _Sampled:
+        """Keep what the leader has sampled, so that the slots are the same on all ranks."""
+        tokens = torch.zeros(len(slots), dtype=torch.int64, device=self._model.device)
+        if len(slots):
+            group.broadcast(tokens)
+        device_slots = torch.from_numpy(slots).to(tokens.device, non_blocking=True)
+        self._slots.record(device_slots, self._slots.rows(slots, positions), tokens)
+        return _Sampled(
+            tokens=tokens,
+            is_damaged=torch.zeros_like(tokens, dtype=torch.bool),
+            logprob_rows=np.empty(0, np.int64),
+            logprobs=None,
         )
 
 

@@ -12,7 +12,9 @@ from engine.forward import PagedModel
 from engine.kv_pool import KVPool
 from engine.loading import load_model
 from engine.model_spec import ModelSpec
+from engine.rank_group import RankPlace
 from engine.runner import ModelRunner
+from engine.threads import available_cores
 
 GIB = 1024**3
 
@@ -27,6 +29,10 @@ class Engine:
     runner: ModelRunner
     max_model_len: int
     """Tokens of one sequence that the model and the pool both allow."""
+    num_kv_heads: int
+    """Of one layer of the whole model; ``layout`` has those of this rank."""
+    rank: int = 0
+    num_ranks: int = 1
 
     @property
     def compatibility(self) -> Compatibility:
@@ -35,25 +41,33 @@ class Engine:
             model_fingerprint=self.spec.fingerprint,
             tokenizer_fingerprint=self.spec.tokenizer_fingerprint,
             kv_layout=self.layout,
-            total_kv_heads=self.layout.num_kv_heads,
+            total_kv_heads=self.num_kv_heads,
+            tensor_parallel_size=self.num_ranks,
         )
 
 
-def start_engine(model_path: Path, config: SluiceConfig) -> Engine:
+def start_engine(
+    model_path: Path, config: SluiceConfig, *, place: RankPlace | None = None
+) -> Engine:
     """Load the model, allocate the pool and run a first step, so that no request pays for it.
+
+    With ``place`` it is one rank's part of an engine: all ranks must start theirs together, and
+    later run the same steps in the same order.
 
     Raises:
         ConfigError: the model or a size in the config cannot be used.
     """
     model, cache, engine = config.model, config.cache, config.engine
+    num_ranks = 1 if place is None else place.num_ranks
     loaded = load_model(
         model_path,
         dtype=model.dtype,
         device=model.device,
         attention=engine.attention,
-        num_threads=engine.num_threads,
+        num_threads=_threads_of_rank(engine.num_threads, num_ranks),
         max_model_len=model.max_model_len,
         head_window=config.kv_groups.head_window,
+        place=place,
     )
     layout = loaded.spec.kv_layout(cache.block_size)
     num_blocks = cache.num_blocks or int(cache.memory_gib * GIB) // layout.block_nbytes
@@ -63,7 +77,7 @@ def start_engine(model_path: Path, config: SluiceConfig) -> Engine:
             f"cache: {num_blocks} blocks of {layout.block_nbytes} bytes hold no sequence of a "
             f"model with {len(layout.groups)} KV groups; raise cache.memory_gib or cache.num_blocks"
         )
-    _check_memory(num_blocks * layout.block_nbytes, device=loaded.device.type)
+    _check_memory(num_ranks * num_blocks * layout.block_nbytes, device=loaded.device.type)
     paged = PagedModel(loaded, block_size=cache.block_size, num_blocks=num_blocks)
     runner = ModelRunner(paged, max_num_seqs=config.scheduler.max_num_seqs)
     runner.warm_up()
@@ -73,7 +87,17 @@ def start_engine(model_path: Path, config: SluiceConfig) -> Engine:
         pool=paged.kv_pool,
         runner=runner,
         max_model_len=min(loaded.spec.max_model_len, pool_tokens),
+        num_kv_heads=loaded.num_kv_heads,
+        rank=0 if place is None else place.rank,
+        num_ranks=num_ranks,
     )
+
+
+def _threads_of_rank(num_threads: int, num_ranks: int) -> int:
+    """Return one rank's part of the worker's threads; 0 of a single rank: all cores."""
+    if num_ranks == 1:
+        return num_threads
+    return max(1, (num_threads or available_cores()) // num_ranks)
 
 
 def _check_memory(pool_nbytes: int, *, device: str) -> None:
