@@ -31,6 +31,12 @@ Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
+def _absolute(path: Path) -> Path:
+    if not path.is_absolute():
+        raise ValueError("must be an absolute path: every process looks for it where it runs")
+    return path
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
@@ -221,6 +227,15 @@ class RouterConfig(_Section):
     """How long a request waits for a ready decode worker before a 503."""
 
 
+class SecurityConfig(_Section):
+    """Who may talk to the workers and to the router's control port."""
+
+    keys_dir: Annotated[Path, AfterValidator(_absolute)] | None = None
+    """A folder with the key files that ``sluice keys`` makes, such as a mounted secret: the same
+    path on every machine. By default every deployment makes keys of its own, which Ray carries to
+    its processes."""
+
+
 class DeployConfig(_Section):
     """Which processes run."""
 
@@ -249,6 +264,7 @@ class SluiceConfig(_Section):
     kv_groups: KVGroupsConfig = KVGroupsConfig()
     transfer: TransferConfig = TransferConfig()
     router: RouterConfig = RouterConfig()
+    security: SecurityConfig = SecurityConfig()
     deploy: DeployConfig = DeployConfig()
     prefill: Overrides = {}
     """What prefill workers have otherwise than the sections above, such as

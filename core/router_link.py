@@ -41,7 +41,9 @@ class RouterLink:
             HandshakeError: the router refused this worker; another try does not help.
         """
         while True:
-            channel = ClientChannel(self._address, keys=self._keys, hello=self._hello)
+            channel = ClientChannel(
+                self._address, keys=self._keys, server="router", hello=self._hello
+            )
             try:
                 await channel.connect()
                 log.info("router=%s event=connected", self._address)

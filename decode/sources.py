@@ -89,9 +89,7 @@ class Sources:
         self._sources.clear()
 
     def _open(self, peer: PrefillPeer) -> Source:
-        channel = ClientChannel(
-            peer.address, keys=self._keys, server="prefill", hello=self._hello
-        )
+        channel = ClientChannel(peer.address, keys=self._keys, server="prefill", hello=self._hello)
         source = self._sources[peer.incarnation] = Source(peer, channel)
         source.task = asyncio.create_task(self._converse(source), name=f"source-{peer.worker_id}")
         source.task.add_done_callback(raise_in_loop)

@@ -114,6 +114,7 @@ class DecodeWorker:
             lambda: self._scheduler.reserve_blocks,
         )
         watched.export(self._metrics.registry, role="decode")
+        self._server.rejects.export(self._metrics.registry)
         self._mover = open_mover(
             watched.tiers,
             partial(HostArena, engine.pool),

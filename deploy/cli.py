@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from core.config import SluiceConfig
 from core.errors import ConfigError, SluiceError
+from core.key_files import write_keys
 from deploy.cache_commands import MAX_WAIT_S, run_cache_reset, run_cache_show
 from deploy.model_source import resolve_model
 from deploy.ray_environment import prepare_ray_environment
@@ -87,6 +88,12 @@ def _fetch(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _keys(arguments: argparse.Namespace) -> int:
+    for path in write_keys(arguments.folder):
+        sys.stdout.write(f"{path}\n")
+    return 0
+
+
 def _version(_arguments: argparse.Namespace) -> int:
     try:
         version = metadata.version("sluice-llm")
@@ -109,6 +116,8 @@ def _parser() -> argparse.ArgumentParser:
     cache = commands.add_parser("cache", help=summary, description=summary)
     _add_cache_commands(cache.add_subparsers(dest="subcommand", required=True, metavar="COMMAND"))
     _add_settings(_add(commands, "fetch", _fetch, "Fetch the model; start nothing."))
+    keys = _add(commands, "keys", _keys, "Make keys for security.keys_dir; start nothing.")
+    keys.add_argument("folder", type=Path, metavar="DIR", help="made if it does not exist")
     _add(commands, "version", _version, "Print the version.")
     return parser
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from rich.console import Console
 
-from core.channel import ChannelKeys
+from core.channel import DeploymentKeys
 from core.config import DeployConfig, RouterConfig, SluiceConfig
 from core.errors import SluiceError
 from core.ids import WorkerId
@@ -164,7 +164,7 @@ def _url(router: RouterConfig) -> str:
 
 def _launches(config: SluiceConfig, model: ModelFolder, session: RaySession) -> list[Launch]:
     """Return what to start: the router first, so that workers find it."""
-    keys = ChannelKeys.generate()
+    keys = DeploymentKeys.generate()
     host = session.driver_host
     served_name = config.model.served_name or model.served_name
     control_port = claim_port(host, config.router.control_port, field="router.control_port")
@@ -172,7 +172,7 @@ def _launches(config: SluiceConfig, model: ModelFolder, session: RaySession) -> 
         config=config,
         model_path=model.path,
         served_name=served_name,
-        keys=keys,
+        keys=keys.of("router"),
         host=host,
         control_port=control_port,
     )
@@ -188,7 +188,7 @@ def _launches(config: SluiceConfig, model: ModelFolder, session: RaySession) -> 
             model_path=model.path,
             served_name=served_name,
             router_address=f"tcp://{host}:{control_port}",
-            keys=keys,
+            keys=keys.of(role),
             host=host,
         )
         launches.append(Launch(WorkerService(role, context), bundle, environment))

@@ -8,6 +8,9 @@ from typing import Any
 
 import ray.util
 
+from core.channel import ChannelKeys, Party
+from core.config import SluiceConfig
+from core.key_files import load_keys
 from core.messages import Role
 from core.worker_context import WorkerContext
 from deploy.model_source import resolve_model
@@ -32,7 +35,10 @@ class RouterService:
 
     def run(self, stop: asyncio.Event) -> Coroutine[Any, Any, None]:
         """Serve the API until ``stop``."""
-        return run_router(self.context, stop)
+        context = self.context
+        return run_router(
+            replace(context, keys=_keys(context.config, "router", context.keys)), stop
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,12 @@ class WorkerService:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``, on whichever machine Ray has placed it."""
-        context = replace(self.context, model_path=self._model_path(), host=self._host())
+        context = replace(
+            self.context,
+            model_path=self._model_path(),
+            host=self._host(),
+            keys=_keys(self.context.config, self.role, self.context.keys),
+        )
         # Imported here: the driver and the router never load torch.
         if self.role == "prefill":
             from prefill.worker import run_prefill  # noqa: PLC0415
@@ -74,3 +85,13 @@ class WorkerService:
     def _host(self) -> str:
         """Loopback in a private session, this machine's address in a cluster."""
         return ray.util.get_node_ip_address()
+
+
+def _keys(config: SluiceConfig, party: Party, given: ChannelKeys) -> ChannelKeys:
+    """Return the keys in the configured folder of this machine, or, without one, those given.
+
+    Raises:
+        ConfigError: the folder cannot be used.
+    """
+    folder = config.security.keys_dir
+    return given if folder is None else load_keys(folder, party)

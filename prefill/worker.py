@@ -124,6 +124,7 @@ class PrefillWorker:
         self._report.describe(engine.layout, fingerprint=engine.spec.fingerprint)
         self._metrics = self._report.metrics
         watched.export(self._metrics.registry, role="prefill")
+        self._server.rejects.export(self._metrics.registry)
         self._mover = open_mover(
             watched.tiers,
             partial(HostArena, engine.pool),

@@ -91,6 +91,7 @@ class Fleet:
             ),
             silence_s=self._silence_s,
         )
+        self._control.rejects.export(metrics.registry)
         self.address = self._control.address
         self.caches = CacheControl(self._control.send, incarnation=self._incarnation)
         self.traces = TraceControl(self._control.send, recorder, incarnation=self._incarnation)
@@ -126,7 +127,7 @@ class Fleet:
     async def _receive_reports(self) -> None:
         while True:
             client, message = await self._control.receive()
-            if isinstance(message, Heartbeat):
+            if isinstance(message, Heartbeat) and message.role == self._control.party(client):
                 self._observe(message)
                 if self.registry.is_current(message):
                     self.caches.heard(client, message)

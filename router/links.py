@@ -37,6 +37,7 @@ class DecodeLink:
         self._channel = ClientChannel(
             heartbeat.address,
             keys=keys,
+            server="decode",
             hello=Hello(name="router", incarnation=router),
             silence_s=silence_s,
         )

@@ -53,7 +53,7 @@ def encode(message: AnyMessage) -> bytes:
     return _encoder.encode(message)
 
 
-def decode(payload: bytes) -> AnyMessage:
+def decode(payload: bytes | memoryview) -> AnyMessage:
     """Return the message in ``payload``.
 
     Raises:
@@ -61,7 +61,8 @@ def decode(payload: bytes) -> AnyMessage:
     """
     try:
         return _decoder.decode(payload)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        # RecursionError: nested beyond any message, in a field that none of ours has.
         raise TransferError(
             f"peer sent an unreadable message of {len(payload)} bytes: {error}"
         ) from error

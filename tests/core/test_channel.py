@@ -10,12 +10,21 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from core.channel import ChannelKeys, ClientChannel, ClientId, ClientLost, ServerChannel
+from core.channel import (
+    ChannelKeys,
+    ClientChannel,
+    ClientId,
+    ClientLost,
+    DeploymentKeys,
+    ServerChannel,
+)
+from core.channel_keys import KeyPair
 from core.errors import ConfigError, HandshakeError, PeerLostError
 from core.ids import Attempt, Incarnation, RequestId, WorkerId
 from core.messages import Abort, Hello, Refused, Welcome
 
-KEYS = ChannelKeys.generate()
+KEYS = DeploymentKeys.generate()
+ROUTER, DECODE = KEYS.of("router"), KEYS.of("decode")
 HELLO = Hello(name="router", incarnation=Incarnation("c1"))
 ABORT = Abort(RequestId("r"), Attempt(1))
 
@@ -24,11 +33,18 @@ def take_all(_client: ClientId, _hello: Hello) -> Welcome | Refused:
     return Welcome(worker_id=WorkerId("decode-0"), incarnation=Incarnation("s1"))
 
 
+def to(server: ServerChannel, *, silence_s: float = 5.0) -> ClientChannel:
+    """Return a router's channel to ``server``."""
+    return ClientChannel(
+        server.address, keys=ROUTER, server="decode", hello=HELLO, silence_s=silence_s
+    )
+
+
 @asynccontextmanager
 async def open_server(**options: object) -> AsyncIterator[ServerChannel]:
     server = ServerChannel(
         host="127.0.0.1",
-        keys=KEYS,
+        keys=DECODE,
         incarnation=Incarnation("s1"),
         **({"welcome": take_all} | options),  # type: ignore[arg-type]
     )
@@ -41,7 +57,7 @@ async def open_server(**options: object) -> AsyncIterator[ServerChannel]:
 async def test_messages_cross_in_both_directions() -> None:
     async with open_server() as server:
         receiving = asyncio.create_task(server.receive())
-        client = ClientChannel(server.address, keys=KEYS, hello=HELLO)
+        client = to(server)
         welcome = await client.connect()
         assert welcome.worker_id == "decode-0"
         client.send(ABORT)
@@ -55,7 +71,7 @@ async def test_messages_cross_in_both_directions() -> None:
 async def test_silent_client_is_reported_once() -> None:
     async with open_server(silence_s=0.4) as server:
         receiving = asyncio.create_task(server.receive())
-        client = ClientChannel(server.address, keys=KEYS, hello=HELLO, silence_s=0.4)
+        client = to(server, silence_s=0.4)
         await client.connect()
         await asyncio.sleep(0.6)  # pings keep it alive beyond the bound
         assert not receiving.done()
@@ -67,7 +83,7 @@ async def test_silent_client_is_reported_once() -> None:
 async def test_closed_server_is_lost_at_once() -> None:
     async with open_server() as server:
         receiving = asyncio.create_task(server.receive())
-        client = ClientChannel(server.address, keys=KEYS, hello=HELLO, silence_s=60)
+        client = to(server, silence_s=60)
         await client.connect()
         receiving.cancel()
         server.close()
@@ -79,7 +95,7 @@ async def test_closed_server_is_lost_at_once() -> None:
 async def test_frozen_server_is_lost_after_the_bound() -> None:
     async with open_server() as server:
         receiving = asyncio.create_task(server.receive())
-        client = ClientChannel(server.address, keys=KEYS, hello=HELLO, silence_s=0.4)
+        client = to(server, silence_s=0.4)
         await client.connect()
         receiving.cancel()  # nobody answers pings any more
         with pytest.raises(PeerLostError, match="silent"):
@@ -91,7 +107,7 @@ async def test_other_protocol_version_is_refused_with_the_fix() -> None:
     async with open_server() as server:
         receiving = asyncio.create_task(server.receive())
         hello = Hello(name="router", incarnation=Incarnation("c1"), protocol_version=0)
-        client = ClientChannel(server.address, keys=KEYS, hello=hello)
+        client = ClientChannel(server.address, keys=ROUTER, server="decode", hello=hello)
         with pytest.raises(HandshakeError, match="run one Sluice version"):
             await client.connect()
         receiving.cancel()
@@ -100,16 +116,16 @@ async def test_other_protocol_version_is_refused_with_the_fix() -> None:
 async def test_client_without_the_deployments_key_gets_nothing() -> None:
     async with open_server() as server:
         receiving = asyncio.create_task(server.receive())
-        stranger = ChannelKeys.generate()
-        keys = ChannelKeys(KEYS.server_public, b"", stranger.client_public, stranger.client_secret)
-        client = ClientChannel(server.address, keys=keys, hello=HELLO)
-        with pytest.raises(PeerLostError):
+        stranger = ChannelKeys("router", KeyPair.generate(), ROUTER.public)
+        client = ClientChannel(server.address, keys=stranger, server="decode", hello=HELLO)
+        with pytest.raises(PeerLostError, match="does not accept our keys"):
             await client.connect(timeout_s=2)
+        assert server.rejects.counts["key"] == 1
         receiving.cancel()
 
 
 async def test_nothing_listening_is_lost_within_the_timeout() -> None:
-    client = ClientChannel("tcp://127.0.0.1:9", keys=KEYS, hello=HELLO)
+    client = ClientChannel("tcp://127.0.0.1:9", keys=ROUTER, server="decode", hello=HELLO)
     with pytest.raises(PeerLostError):
         await client.connect(timeout_s=2)
 
@@ -121,7 +137,7 @@ async def test_busy_port_is_one_clear_error() -> None:
             ServerChannel(
                 host="127.0.0.1",
                 port=port,
-                keys=KEYS,
+                keys=DECODE,
                 incarnation=Incarnation("s2"),
                 welcome=take_all,
             )
@@ -130,10 +146,9 @@ async def test_busy_port_is_one_clear_error() -> None:
 async def test_message_before_hello_is_refused_and_not_delivered() -> None:
     async with open_server() as server:
         receiving = asyncio.create_task(server.receive())
-        client = ClientChannel(server.address, keys=KEYS, hello=HELLO)
-        client._socket.connect(server.address)
-        client.send(ABORT)
-        answer = await client._next_message()
+        client = to(server)
+        client._hello = ABORT  # type: ignore[assignment]
+        answer = await client._say_hello()
         assert isinstance(answer, Refused)
         assert "starts with Hello" in answer.reason
         assert server.num_dropped == 1
@@ -144,7 +159,7 @@ async def test_message_before_hello_is_refused_and_not_delivered() -> None:
 async def test_no_message_is_lost_when_it_meets_the_look_for_silent_clients() -> None:
     """A receive that is cancelled by its own timer can drop the message that came with it."""
     async with open_server(silence_s=0.2) as server:
-        client = ClientChannel(server.address, keys=KEYS, hello=HELLO, silence_s=60)
+        client = to(server, silence_s=60)
         receiving = asyncio.create_task(server.receive())
         await client.connect()
         names = [str(number) for number in range(60)]
@@ -167,7 +182,7 @@ async def test_no_message_is_lost_when_it_meets_the_look_for_silent_clients() ->
 async def test_what_came_while_the_loop_was_busy_counts_as_heard() -> None:
     async with open_server(silence_s=0.4) as server:
         receiving = asyncio.create_task(server.receive())
-        client = ClientChannel(server.address, keys=KEYS, hello=HELLO, silence_s=60)
+        client = to(server, silence_s=60)
         await client.connect()
         client.send(ABORT)
         assert (await receiving)[1] == ABORT
@@ -187,10 +202,10 @@ async def test_silent_client_is_found_among_talkative_ones() -> None:
                 events.append((await server.receive())[1])
 
         collecting = asyncio.create_task(collect())
-        silent = ClientChannel(server.address, keys=KEYS, hello=HELLO)
+        silent = to(server)
         await silent.connect()
         silent.close()
-        talkative = ClientChannel(server.address, keys=KEYS, hello=HELLO, silence_s=0.4)
+        talkative = to(server, silence_s=0.4)
         await talkative.connect()
         for _ in range(40):
             talkative.send(ABORT)
@@ -205,7 +220,7 @@ async def test_own_stall_is_not_taken_for_the_servers_silence() -> None:
     """A loop that stood still finds its pongs unread; they must count before anything is lost."""
     async with open_server(silence_s=60) as server:
         serving = asyncio.create_task(server.receive())
-        client = ClientChannel(server.address, keys=KEYS, hello=HELLO, silence_s=0.4)
+        client = to(server, silence_s=0.4)
         await client.connect()
         receiving = asyncio.create_task(client.receive())
         await asyncio.sleep(0.1)
@@ -218,7 +233,7 @@ async def test_own_stall_is_not_taken_for_the_servers_silence() -> None:
 
 
 async def test_address_that_is_none_is_a_lost_peer() -> None:
-    client = ClientChannel("nonsense", keys=KEYS, hello=HELLO)
+    client = ClientChannel("nonsense", keys=ROUTER, server="decode", hello=HELLO)
     with pytest.raises(PeerLostError, match="nonsense"):
         await client.connect()
 
@@ -227,7 +242,7 @@ async def test_closing_a_channel_tells_its_receiver_that_the_peer_is_lost() -> N
     """A receiver that is cancelled instead would never report the loss: its requests would hang."""
     async with open_server() as server:
         serving = asyncio.create_task(server.receive())
-        client = ClientChannel(server.address, keys=KEYS, hello=HELLO)
+        client = to(server)
         await client.connect()
         receiving = asyncio.create_task(client.receive())
         await asyncio.sleep(0.05)

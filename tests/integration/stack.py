@@ -22,7 +22,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from core.channel import ChannelKeys
+from core.channel import DeploymentKeys, Party
 from core.config import SluiceConfig
 from core.ids import WorkerId
 from core.logs import set_up_logging
@@ -37,11 +37,11 @@ START_TIMEOUT_S = 120.0
 class Member:
     """One process of a stack: pickled into it, so that it can be started again as it was."""
 
-    role: str
+    role: Party
     name: str
     model_path: Path
     config: SluiceConfig
-    keys: ChannelKeys
+    keys: DeploymentKeys
     control_port: int
 
 
@@ -65,7 +65,7 @@ async def serve(member: Member) -> None:
                 config=member.config,
                 model_path=member.model_path,
                 served_name="model",
-                keys=member.keys,
+                keys=member.keys.of("router"),
                 host=HOST,
                 control_port=member.control_port,
             ),
@@ -78,7 +78,7 @@ async def serve(member: Member) -> None:
         model_path=member.model_path,
         served_name="model",
         router_address=f"tcp://{HOST}:{member.control_port}",
-        keys=member.keys,
+        keys=member.keys.of(member.role),
         host=HOST,
     )
     if member.role == "prefill":
@@ -105,8 +105,8 @@ class Stack:
         self.url = f"http://{HOST}:{self.config.router.port}"
         self.processes: dict[str, BaseProcess] = {}
         self._dead: set[str] = set()  # incarnations that the router may not have missed yet
-        keys, control_port = ChannelKeys.generate(), claim_port(HOST, 0, field="test")
-        names = [
+        keys, control_port = DeploymentKeys.generate(), claim_port(HOST, 0, field="test")
+        names: list[tuple[Party, str]] = [
             ("router", "router"),
             *(("prefill", f"prefill-{index}") for index in range(config.deploy.prefill)),
             *(("decode", f"decode-{index}") for index in range(config.deploy.decode)),

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from core.channel import ChannelKeys
+from core.channel import DeploymentKeys
 from core.config import SluiceConfig
 from router.server import RouterAddress, RouterContext, run_router
 from router.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ class RunningRouter:
     """A router, its clients, and the means to start workers that end with it."""
 
     address: RouterAddress
-    keys: ChannelKeys
+    keys: DeploymentKeys
     http: httpx.AsyncClient
     openai: AsyncOpenAI
     tokenizer: Tokenizer
@@ -111,13 +111,13 @@ async def _running_router(
     model_path: Path, tokenizer: Tokenizer, settings: dict[str, Any]
 ) -> AsyncIterator[RunningRouter]:
     section = {"port": 0, "admission_wait_s": 1.0, "worker_silence_s": 1.0} | settings
-    keys = ChannelKeys.generate()
+    keys = DeploymentKeys.generate()
     ready: asyncio.Future[RouterAddress] = asyncio.get_running_loop().create_future()
     context = RouterContext(
         config=SluiceConfig.parse({"router": section}, source="test"),
         model_path=model_path,
         served_name=MODEL,
-        keys=keys,
+        keys=keys.of("router"),
         host="127.0.0.1",
         on_ready=ready.set_result,
     )

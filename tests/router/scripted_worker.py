@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from core.channel import ChannelKeys, ClientChannel, ClientId, ClientLost, ServerChannel
+from core.channel import ClientChannel, ClientId, ClientLost, DeploymentKeys, ServerChannel
 from core.errors import PeerLostError
 from core.ids import Incarnation, WorkerId, new_incarnation
 from core.messages import (
@@ -41,7 +41,7 @@ class ScriptedWorker:
 
     worker_id: str
     router_address: str
-    keys: ChannelKeys
+    keys: DeploymentKeys
     script: Script
     role: Role = "decode"
     load: WorkerLoad = field(default_factory=lambda: WorkerLoad(free_blocks=100, total_blocks=100))
@@ -61,7 +61,7 @@ class ScriptedWorker:
         self._client: ClientId = b""
         self._server = ServerChannel(
             host="127.0.0.1",
-            keys=self.keys,
+            keys=self.keys.of(self.role),
             incarnation=self.incarnation,
             welcome=self._welcome,
         )
@@ -151,7 +151,8 @@ class ScriptedWorker:
         while True:
             control = ClientChannel(
                 self.router_address,
-                keys=self.keys,
+                keys=self.keys.of(self.role),
+                server="router",
                 hello=Hello(name=self.worker_id, incarnation=self.incarnation),
             )
             try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from core.channel import ChannelKeys
+from core.channel import DeploymentKeys
 from core.config import SluiceConfig
 from core.errors import ConfigError
 from core.messages import Generate
@@ -25,7 +25,7 @@ BODY = {"model": MODEL, "prompt": "a", "max_tokens": 100}
 
 def _context(path: Path, *, port: int = 0) -> RouterContext:
     config = SluiceConfig.parse({"router": {"port": port}}, source="test")
-    return RouterContext(config, path, MODEL, ChannelKeys.generate(), "127.0.0.1")
+    return RouterContext(config, path, MODEL, DeploymentKeys.generate().of("router"), "127.0.0.1")
 
 
 def test_router_loads_no_torch() -> None:
@@ -71,8 +71,12 @@ async def test_bad_model_folder_stops_the_start_with_one_line(
 
 
 async def test_every_metric_counts_something_real(start_router: StartRouter) -> None:
-    # Given a router that sees successes, retries, rejections, cancellations and stale messages
+    # Given a router that sees successes, retries, rejections, cancellations, stale messages and
+    # a stranger at its control port
     router = await start_router(max_attempts=2, max_pending_requests=2)
+    host, port = router.address.control.removeprefix("tcp://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.close()
 
     async def script(worker: ScriptedWorker, generate: Generate) -> None:
         first = generate.prompt_token_ids[0]

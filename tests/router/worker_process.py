@@ -9,16 +9,16 @@ import json
 import sys
 from pathlib import Path
 
-from core.channel import ChannelKeys
+from core.channel_keys import DeploymentKeys, KeyPair
 from core.messages import Generate
 from tests.router.scripted_worker import ScriptedWorker
 
 FIRST_TOKEN_ID = 20
 
 
-def command(router_address: str, worker_id: str, keys: ChannelKeys) -> list[str]:
+def command(router_address: str, worker_id: str, keys: DeploymentKeys) -> list[str]:
     """Return the command line that starts such a worker."""
-    secrets = [getattr(keys, name).decode() for name in keys.__struct_fields__]
+    secrets = {party: pair.secret.decode() for party, pair in keys.pairs.items()}
     module = "tests.router.worker_process"
     return [sys.executable, "-m", module, router_address, worker_id, json.dumps(secrets)]
 
@@ -34,7 +34,8 @@ async def count_up(worker: ScriptedWorker, generate: Generate) -> None:
 
 async def main(router_address: str, worker_id: str, secrets: str) -> None:
     """Serve until killed."""
-    keys = ChannelKeys(*(secret.encode() for secret in json.loads(secrets)))
+    pairs = json.loads(secrets).items()
+    keys = DeploymentKeys({party: KeyPair.of_secret(key.encode()) for party, key in pairs})
     async with ScriptedWorker(worker_id, router_address, keys, count_up):
         await asyncio.Event().wait()
 
