@@ -15,10 +15,13 @@ from core.messages import (
     ResetCache,
     Role,
     ShowCache,
+    ShowTrace,
+    TraceReport,
     WorkerLoad,
 )
 from core.metrics import MetricsServer
 from core.router_link import RouterLink
+from core.trace import Recorder
 from core.version import VERSION
 from core.worker_context import WorkerContext
 from core.worker_metrics import WorkerMetrics
@@ -80,6 +83,14 @@ class Cache(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ReportedLoad:
+    """What a worker's load is read of."""
+
+    queues: Queues
+    pool: Pool
+
+
+@dataclass(frozen=True, slots=True)
 class ReportedCache:
     """A worker's cache, and whoever carries out what it decides."""
 
@@ -99,19 +110,20 @@ class WorkerReport:
         incarnation: Incarnation,
         address: str,
         max_model_len: int,
-        queues: Queues,
-        pool: Pool,
+        load: ReportedLoad,
         cache: ReportedCache,
+        trace: Recorder,
     ) -> None:
         self._role: Role = role
         self._context = context
         self._incarnation = incarnation
         self._address = address
         self._max_model_len = max_model_len
-        self._queues = queues
-        self._pool = pool
+        self._queues = load.queues
+        self._pool = load.pool
         self._cache = cache.control
         self._finish_reset = cache.finish_reset
+        self._trace = trace
         self.metrics = WorkerMetrics(role)
         self.metrics.export_load(self._load)
         self._metrics_server = MetricsServer(self.metrics.registry, host=context.host)
@@ -167,8 +179,10 @@ class WorkerReport:
             cache_epoch=self._cache.epoch,
         )
 
-    async def _answer(self, message: AnyMessage) -> CacheReport | None:
+    async def _answer(self, message: AnyMessage) -> CacheReport | TraceReport | None:
         match message:
+            case ShowTrace():
+                return self._trace_report(message)
             case ResetCache(number, epoch):
                 self._cache.reset(epoch)
                 log.info("event=cache_reset number=%d epoch=%s", number, self._cache.epoch)
@@ -184,4 +198,14 @@ class WorkerReport:
             role=self._role,
             incarnation=self._incarnation,
             state=self._cache.state(),
+        )
+
+    def _trace_report(self, question: ShowTrace) -> TraceReport:
+        return TraceReport(
+            number=question.number,
+            worker_id=self._context.worker_id,
+            role=self._role,
+            incarnation=self._incarnation,
+            now_s=self._trace.now(),
+            events=self._trace.events(question.request_id),
         )

@@ -27,6 +27,7 @@ from core.messages import (
 from decode.scheduler import DecodeScheduler
 from decode.sequence import Sequence
 from decode.sources import Source, Sources
+from decode.tracing import DecodeTrace
 from transfer.actions import (
     Action,
     Allocate,
@@ -107,6 +108,7 @@ class Receiver:
         memory: Memory,
         owner: ReceiverOwner,
         registry: CollectorRegistry,
+        trace: DecodeTrace,
     ) -> None:
         """Begin without sources.
 
@@ -117,12 +119,14 @@ class Receiver:
             memory: Where KV goes.
             owner: Is told of requests that were delivered or lost.
             registry: Of metrics.
+            trace: Of each request.
         """
         self._reader = reader
         self._blocks = memory.blocks
         self._scheduler = memory.scheduler
         self._digests_of = memory.digests_of
         self._owner = owner
+        self._trace = trace
         self._clock = asyncio.get_running_loop().time
         self._reads = open_reads(self._take_end)
         self._sources = open_sources(self)
@@ -192,6 +196,7 @@ class Receiver:
 
     def asking(self, source: Source, message: Prefill) -> None:
         """See ``SourcesOwner``."""
+        self._trace.asked(message, source.worker_id)
         owner = (message.request_id, message.attempt)
         num_tokens = len(message.prompt_token_ids) + len(message.output_token_ids)
         wanted = range(message.first_token, num_tokens)
@@ -203,8 +208,10 @@ class Receiver:
         now = self._clock()
         match message:
             case Ticket():
+                self._trace.ticket(message)
                 self._carry_out(self._reader.ticket(message, now))
             case Renewed():
+                self._trace.renewed(message)
                 self._carry_out(self._reader.renewed(message, source.incarnation, now))
             case PrefillFailed():
                 self._carry_out(self._reader.prefill_failed(message, now))
@@ -228,6 +235,7 @@ class Receiver:
                 case Allocate():
                     self.retry_allocations()  # behind older ones that wait for memory
                 case PostRead() as read:
+                    self._trace.posting(read)
                     self._reads.post(read)
                 case OperationTerminal(operation):
                     self._blocks.end_operation(operation)
@@ -257,6 +265,7 @@ class Receiver:
         placed = self._scheduler.receive(owner, targets, operation)
         if placed is None:
             return []
+        self._trace.allocated(owner, ticket, operation)
         local = [
             GroupBlocks(
                 group=target.group,
@@ -280,6 +289,7 @@ class Receiver:
             self._carry_out(actions)
 
     def _take_end(self, end: ReadEnd) -> None:
+        self._trace.read_ended(end)
         now = self._clock()
         if end.failure is None:
             self._land(end.operation, now)
@@ -312,6 +322,7 @@ class Receiver:
                 reason = f"blocks {named.block_ids} changed hands: {named.generations} to {now}"
                 self._owner.lost(Loss(delivery.owner, reason, "internal"))
                 return
+        self._trace.delivered(delivery)
         self._owner.delivered(
             Delivery(delivery.owner, delivery.first_token, delivery.stats, self._reads.transport)
         )

@@ -192,6 +192,10 @@ class DecodeScheduler:
             zero_blocks=self._blocks.take_zero_list(),
         )
 
+    def prompt_parts(self, step: StepSeq) -> list[StepPart]:
+        """Return what a step in flight computes beside the next tokens of sequences."""
+        return [part for part in self._steps[step] if part.num_tokens > 1]
+
     def complete(self, output: StepOutput) -> list[Progress]:
         """Take a completed step's output; sequences that ended have released their blocks."""
         parts = self._steps.pop(output.step)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from functools import partial
 
 from blockmgr.fences import KVWriters
@@ -19,13 +20,15 @@ from core.messages import (
     Welcome,
 )
 from core.tasks import run_until
+from core.trace import Recorder
 from core.worker_context import WorkerContext
-from core.worker_report import ReportedCache, WorkerReport
+from core.worker_report import ReportedCache, ReportedLoad, WorkerReport
 from decode.receiver import Delivery, Loss, Memory, Receiver
 from decode.scheduler import DecodeScheduler
 from decode.sequence import Progress, Sequence
 from decode.serving import Outbox, Served
 from decode.sources import Sources
+from decode.tracing import DecodeTrace
 from engine.batch import StepBatch, StepOutput
 from engine.host_arena import HostArena
 from engine.startup import Engine, start_engine
@@ -96,15 +99,17 @@ class DecodeWorker:
             incarnation=self._incarnation,
             welcome=self._welcome,
         )
+        recorder = Recorder(time.monotonic, max_requests=config.trace_requests)
+        self._trace = DecodeTrace(recorder)
         self._report = WorkerReport(
             "decode",
             context,
             incarnation=self._incarnation,
             address=self._server.address,
             max_model_len=engine.max_model_len,
-            queues=self._scheduler,
-            pool=self._blocks,
+            load=ReportedLoad(self._scheduler, self._blocks),
             cache=ReportedCache(watched.control, self._finish_reset),
+            trace=recorder,
         )
         self._report.describe(engine.layout, fingerprint=engine.spec.fingerprint)
         self._metrics = self._report.metrics
@@ -197,6 +202,7 @@ class DecodeWorker:
         except RequestError as error:
             self._fail(served, Loss(owner, str(error), "request", field=error.field))
             return
+        self._trace.received(sequence)
         self._served[owner] = served
         if prefill is not None and self._receiver is not None:
             served.path = "disaggregated"
@@ -222,6 +228,7 @@ class DecodeWorker:
     def _abort(self, owner: Owner) -> None:
         """Nobody wants the rest of ``owner``. Unknown owners have ended already."""
         if self._served.pop(owner, None) is not None:
+            self._trace.aborted(owner)
             if self._scheduler.abort(owner) and self._receiver is not None:
                 self._receiver.cancel(owner)
             self.memory_changed()
@@ -291,6 +298,7 @@ class DecodeWorker:
             num_tokens=batch.num_tokens,
             num_sequences=len(batch.sequences),
         )
+        self._trace.step(self._scheduler.prompt_parts(batch.step), output.duration_s)
         outbox = Outbox()
         progress = self._scheduler.complete(output)
         for step_progress in progress:
@@ -310,6 +318,7 @@ class DecodeWorker:
         outbox.put(served.client, served.output(progress))
         if served.first_token_at is None:
             served.first_token_at = now
+            self._trace.first_token(progress.sequence.owner)
             if served.path == "local":
                 served.prefill_s = now - served.arrived_at
                 self._metrics.observe_stage("prefill", served.prefill_s)
@@ -317,6 +326,7 @@ class DecodeWorker:
                 num_known = progress.sequence.num_tokens - 1  # but for the token just sampled
                 self._metrics.count_prompt(computed=num_known - cached, cached=cached)
         if progress.finish_reason is not None:
+            self._trace.finished(progress.sequence, progress.finish_reason)
             self._metrics.observe_stage("decode", now - served.first_token_at)
             del self._served[progress.sequence.owner]
 
@@ -325,6 +335,7 @@ class DecodeWorker:
             self._server.send(client, message)
 
     def _fail(self, served: Served, loss: Loss) -> None:
+        self._trace.failed(loss.owner, loss.kind, loss.reason)
         log.warning(
             "event=failed request=%s attempt=%d kind=%s reason=%s",
             served.request_id,
@@ -378,4 +389,5 @@ class DecodeWorker:
             memory=Memory(self._blocks, self._scheduler, self._digests_of),
             owner=self,
             registry=self._metrics.registry,
+            trace=self._trace,
         )

@@ -139,6 +139,13 @@ class PrefillScheduler:
             zero_blocks=self._blocks.take_zero_list(),
         )
 
+    def step_parts(self, step: StepSeq) -> list[tuple[Prompt, range]]:
+        """Return which tokens of which prompts a step in flight computes."""
+        return [
+            (part.prompt, range(part.position, part.position + part.num_tokens))
+            for part in self._steps[step]
+        ]
+
     def complete(self, output: StepOutput) -> list[SettledChunk]:
         """Take a completed step's output and return what can be ticketed now."""
         parts = self._steps.pop(output.step)

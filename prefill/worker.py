@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from functools import partial
 
 import msgspec
@@ -26,13 +27,15 @@ from core.messages import (
     Withdraw,
 )
 from core.tasks import run_until
+from core.trace import Recorder
 from core.worker_context import WorkerContext
-from core.worker_report import ReportedCache, WorkerReport
+from core.worker_report import ReportedCache, ReportedLoad, WorkerReport
 from engine.batch import StepBatch, StepOutput
 from engine.host_arena import HostArena
 from engine.startup import Engine, start_engine
 from engine.step_loop import StepLoop
 from prefill.scheduler import PrefillScheduler, SettledChunk
+from prefill.tracing import PrefillTrace
 from transfer.handshake import check_compatible
 from transfer.metrics import TransferMetrics
 from transfer.nixl_transport import NixlTransport
@@ -111,15 +114,17 @@ class PrefillWorker:
             incarnation=self._incarnation,
             welcome=self._welcome,
         )
+        recorder = Recorder(time.monotonic, max_requests=config.trace_requests)
+        self._trace = PrefillTrace(recorder)
         self._report = WorkerReport(
             "prefill",
             context,
             incarnation=self._incarnation,
             address=self._server.address,
             max_model_len=engine.max_model_len,
-            queues=self._scheduler,
-            pool=self._blocks,
+            load=ReportedLoad(self._scheduler, self._blocks),
             cache=ReportedCache(watched.control, self._finish_reset),
+            trace=recorder,
         )
         self._report.describe(engine.layout, fingerprint=engine.spec.fingerprint)
         self._metrics = self._report.metrics
@@ -207,8 +212,11 @@ class PrefillWorker:
             self._scheduler.add(request)
         except RequestError as error:
             self._book.revoke(owner)
+            self._trace.failed(owner, str(error))
             self._refuse(client, owner, str(error))
             return
+        num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
+        self._trace.received(owner, num_tokens=num_tokens, first_token=request.first_token)
         self._readers[owner] = client
         self._arrived_at[owner] = self._clock()
         self._mover.carry_out()
@@ -234,10 +242,11 @@ class PrefillWorker:
     def _end_by_reader(self, message: Released | Withdraw) -> None:
         """The reader has all, or wants no more."""
         if isinstance(message, Withdraw):
-            owner = self._book.withdraw(message)
+            owner, how = self._book.withdraw(message), "withdrawn"
         else:
-            owner = self._book.released(message)
+            owner, how = self._book.released(message), "released"
         if owner is not None:
+            self._trace.ended(owner, how)
             self._release(owner)
 
     def _lose_reader(self, client: ClientId) -> None:
@@ -247,6 +256,7 @@ class PrefillWorker:
         """
         self._pump.serve(client, active=False)
         for owner in self._book.reader_lost(client.hex()):
+            self._trace.failed(owner, "the reader was lost before its first ticket")
             self._release(owner)
 
     def _release(self, owner: Owner) -> None:
@@ -270,6 +280,7 @@ class PrefillWorker:
             except TimeoutError:
                 for owner in self._book.expire(self._clock()):
                     log.warning("event=lease_expired request=%s attempt=%d", *owner)
+                    self._trace.ended(owner, "expired")
                     self._release(owner)
 
     async def _finish_reset(self, timeout_s: float) -> None:
@@ -282,6 +293,8 @@ class PrefillWorker:
 
     def _schedule(self) -> StepBatch | None:
         batch = self._scheduler.schedule()
+        if batch is not None and batch.openings:
+            self._trace.admitted(self._scheduler.step_parts(batch.step))
         self._mover.carry_out()
         return batch
 
@@ -291,6 +304,7 @@ class PrefillWorker:
             num_tokens=batch.num_tokens,
             num_sequences=len(batch.sequences),
         )
+        self._trace.step(self._scheduler.step_parts(batch.step), output.duration_s)
         for offer in self._scheduler.complete(output):
             self._issue(offer)
         self._mover.carry_out()
@@ -320,6 +334,7 @@ class PrefillWorker:
         )
         if ticket is None:
             return
+        self._trace.offered(ticket)
         self._server.send(self._readers[owner], ticket)
         self._lease_may_be_new.set()
         if is_last:

@@ -14,7 +14,7 @@ from transfer.actions import PostRead
 from transfer.extents import extents_of
 from transfer.pump import Pump
 from transfer.stats import ReadObservation, TransferStats
-from transfer.transport import ReadOutcome, Transport
+from transfer.transport import PathKind, ReadOutcome, Transport
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,12 @@ class ReadEnd:
     peer: Incarnation
     failure: str | None = None
     """Why bytes are missing; None: every byte has landed."""
+    nbytes: int = 0
+    num_descriptors: int = 0
+    duration_s: float = 0.0
+    """From the post to the proof of the end."""
+    path: PathKind = "unknown"
+    """How the bytes travelled."""
 
 
 class Reads(Protocol):
@@ -138,12 +144,26 @@ class RankReads:
 
     def _take_outcome(self, outcome: ReadOutcome) -> None:
         posted = self._posted.pop(outcome.read)
-        if outcome.failure is None:
-            duration_s = self._loop.time() - posted.posted_at
-            self._stats.observe_read(
-                ReadObservation(posted.nbytes, posted.num_descriptors, duration_s)
+        if outcome.failure is not None:
+            self._on_end(ReadEnd(posted.operation, outcome.peer, outcome.failure))
+            return
+        duration_s = self._loop.time() - posted.posted_at
+        self._stats.observe_read(ReadObservation(posted.nbytes, posted.num_descriptors, duration_s))
+        self._on_end(
+            ReadEnd(
+                posted.operation,
+                outcome.peer,
+                nbytes=posted.nbytes,
+                num_descriptors=posted.num_descriptors,
+                duration_s=duration_s,
+                path=self._path_to(outcome.peer),
             )
-        self._on_end(ReadEnd(posted.operation, outcome.peer, outcome.failure))
+        )
+
+    def _path_to(self, source: Incarnation) -> PathKind:
+        """Return how bytes of ``source`` travel, unless it was torn down just now."""
+        is_connected = self._transport.is_connected(source)
+        return self._transport.path(source).kind if is_connected else "unknown"
 
     def _report(self, end: ReadEnd) -> None:
         """Tell it from the loop: the caller may be in the middle of something."""

@@ -13,10 +13,12 @@ from core.config import SchedulerConfig, TransferConfig
 from core.ids import Attempt, Incarnation, OperationId, Owner, RequestId
 from core.messages import FirstToken, GroupBlocks, Hello
 from core.sampling import SamplingParams
+from core.trace import Recorder
 from decode.receiver import Delivery, Loss, Memory, Receiver
 from decode.scheduler import DecodeScheduler
 from decode.sequence import Sequence
 from decode.sources import Sources
+from decode.tracing import DecodeTrace
 from tests.decode.bench import LAYOUT
 from tests.transfer.adversary import AdversaryNic, Network
 from transfer.actions import Deliver, ReceiveStats
@@ -66,7 +68,10 @@ class Side:
         )
         self.told = Told()
         reader = Reader(layout=LAYOUT, config=TransferConfig(), max_quarantined_blocks=4)
-        keys, hello = DeploymentKeys.generate().of("decode"), Hello(name="D", incarnation=Incarnation("D"))
+        keys, hello = (
+            DeploymentKeys.generate().of("decode"),
+            Hello(name="D", incarnation=Incarnation("D")),
+        )
         self.receiver = Receiver(
             reader=reader,
             open_reads=lambda on_end: RankReads(
@@ -80,6 +85,7 @@ class Side:
             memory=Memory(self.blocks, scheduler, lambda ids, _: [b""] * len(ids)),
             owner=self.told,
             registry=CollectorRegistry(),
+            trace=DecodeTrace(Recorder(lambda: 0.0)),
         )
 
     def deliver(self) -> None:
