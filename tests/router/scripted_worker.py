@@ -27,10 +27,13 @@ from core.messages import (
     ResetCache,
     Role,
     ShowCache,
+    ShowTrace,
+    TraceReport,
     Welcome,
     WorkerLoad,
 )
 from core.sampling import TokenLogprobs
+from core.trace import Recorder
 
 Script = Callable[["ScriptedWorker", Generate], Awaitable[None]]
 
@@ -55,6 +58,8 @@ class ScriptedWorker:
     frozen: bool = False
     cache_state: CacheState | None = None
     """None: does not answer what the router asks of its cache."""
+    recorder: Recorder | None = None
+    """None: does not answer what the router asks of a request."""
     cache_questions: list[ResetCache | ShowCache] = field(default_factory=list)
 
     async def __aenter__(self) -> "ScriptedWorker":
@@ -177,6 +182,8 @@ class ScriptedWorker:
     async def _answer_questions(self, control: ClientChannel) -> None:
         while True:
             question = await control.receive()
+            if isinstance(question, ShowTrace) and self.recorder is not None and not self.frozen:
+                control.send(self.trace_report(question, self.recorder))
             if not isinstance(question, ResetCache | ShowCache):
                 continue
             self.cache_questions.append(question)
@@ -186,6 +193,17 @@ class ScriptedWorker:
     def cache_report(self, number: int, state: CacheState) -> CacheReport:
         """Return the answer to question ``number``."""
         return CacheReport(number, WorkerId(self.worker_id), self.role, self.incarnation, state)
+
+    def trace_report(self, question: ShowTrace, recorder: Recorder) -> TraceReport:
+        """Return what is recorded of the request that is asked about."""
+        return TraceReport(
+            question.number,
+            WorkerId(self.worker_id),
+            self.role,
+            self.incarnation,
+            recorder.now(),
+            recorder.events(question.request_id),
+        )
 
     async def _listen(self) -> None:
         async with asyncio.TaskGroup() as group:
