@@ -2,13 +2,20 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from core.errors import InternalError
 from core.ids import BlockId
 from core.kv_layout import KVLayout
 from core.messages import GroupBlocks, PieceId
 from transfer.actions import PostRead
-from transfer.transport import Extent
+from transfer.transport import ExtentRows
+
+Pairs: TypeAlias = NDArray[np.int64]
+"""[n, 2]: the local and the remote block that hold the same position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +42,7 @@ class Part:
         return self.nbytes == self.block_nbytes
 
 
-def extents_of(read: PostRead, layout: KVLayout) -> tuple[Extent, ...]:
+def extents_of(read: PostRead, layout: KVLayout) -> ExtentRows:
     """Return what ``read`` moves between two pools of one ``layout``.
 
     Raises:
@@ -45,15 +52,16 @@ def extents_of(read: PostRead, layout: KVLayout) -> tuple[Extent, ...]:
     return merge_pairs(pairs, Part.of_piece(read.piece, layout))
 
 
-def pair_positions(
-    source: Sequence[GroupBlocks], target: Sequence[GroupBlocks]
-) -> list[tuple[BlockId, BlockId]]:
+def pair_positions(source: Sequence[GroupBlocks], target: Sequence[GroupBlocks]) -> Pairs:
     """Return (local, remote) blocks that hold the same positions, by *absolute* block index.
 
     Raises:
         InternalError: the two do not cover the same positions, each once. Pairing them in order,
             as if the first of each belonged together, would put KV at wrong positions.
     """
+    if [_place(run) for run in source] == [_place(run) for run in target]:
+        ids = [[block for run in side for block in run.block_ids] for side in (target, source)]
+        return np.array(ids, dtype=np.int64).T
     remote_of = dict(_positions(source))
     pairs = [(local, remote_of.pop(position, None)) for position, local in _positions(target)]
     matched = [(local, remote) for local, remote in pairs if remote is not None]
@@ -62,30 +70,28 @@ def pair_positions(
             f"ticket covers {describe_places(source)}, memory was allocated for "
             f"{describe_places(target)}"
         )
-    return matched
+    return np.array(matched, dtype=np.int64).reshape(-1, 2)
 
 
-def merge_pairs(pairs: Sequence[tuple[BlockId, BlockId]], part: Part) -> tuple[Extent, ...]:
+def merge_pairs(pairs: Pairs, part: Part) -> ExtentRows:
     """Return extents for ``part`` of each (local, remote) pair.
 
     Order is kept. Whole blocks that follow each other on *both* sides become one extent.
     """
-    runs: list[tuple[BlockId, BlockId, int]] = []
-    for local, remote in pairs:
-        if runs and part.is_whole:
-            first_local, first_remote, length = runs[-1]
-            if local == first_local + length and remote == first_remote + length:
-                runs[-1] = (first_local, first_remote, length + 1)
-                continue
-        runs.append((local, remote, 1))
-    return tuple(
-        Extent(
-            local_offset=local * part.block_nbytes + part.offset,
-            remote_offset=remote * part.block_nbytes + part.offset,
-            nbytes=length * part.nbytes,
-        )
-        for local, remote, length in runs
-    )
+    if part.is_whole:
+        begins = np.ones(len(pairs), dtype=np.bool_)
+        begins[1:] = (np.diff(pairs, axis=0) != 1).any(axis=1)
+        firsts = np.flatnonzero(begins)
+    else:
+        firsts = np.arange(len(pairs))
+    rows = np.empty((len(firsts), 3), dtype=np.int64)
+    rows[:, :2] = pairs[firsts] * part.block_nbytes + part.offset
+    rows[:, 2] = np.diff(firsts, append=len(pairs)) * part.nbytes
+    return rows
+
+
+def _place(run: GroupBlocks) -> tuple[int, int, int]:
+    return run.group, run.first_index, len(run.block_ids)
 
 
 def _positions(blocks: Sequence[GroupBlocks]) -> Iterator[tuple[tuple[int, int], BlockId]]:

@@ -16,7 +16,7 @@ retried. ``docs/decisions/0006`` has the figures.
 import itertools
 import logging
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,7 +27,7 @@ from core.errors import ConfigError, InternalError, PeerLostError, TransferError
 from core.ids import Incarnation, ReadId
 from core.messages import PoolEndpoint
 from transfer.nixl_bindings import Agent, Bindings, load_bindings, status_name
-from transfer.transport import Extent, MemoryKind, Path, ReadOutcome
+from transfer.transport import ExtentRows, Extents, MemoryKind, Path, ReadOutcome, rows_of
 
 log = logging.getLogger(__name__)
 
@@ -140,15 +140,15 @@ class NixlTransport:
             raise PeerLostError(f"peer {peer} is not connected")
         return Path("unknown", "nixl")
 
-    def read(self, peer: Incarnation, extents: Sequence[Extent]) -> ReadId:
+    def read(self, peer: Incarnation, extents: Extents) -> ReadId:
         """See ``Transport.read``."""
         target = self._peers.get(peer)
         if target is None:
             raise PeerLostError(f"peer {peer} is not connected")
         pool, _ = self._registered()
         bindings = self._bindings
-        local = _rows(pool, ((extent.local_offset, extent.nbytes) for extent in extents))
-        remote = _rows(target.pool, ((extent.remote_offset, extent.nbytes) for extent in extents))
+        rows = rows_of(extents)
+        local, remote = _descriptors(pool, rows, 0), _descriptors(target.pool, rows, 1)
         read = ReadId(next(self._read_ids))
         try:
             handle = target.agent.createXferReq(
@@ -248,21 +248,21 @@ class NixlTransport:
         self._unreported.extend(ReadOutcome(read, peer, failure=reason) for read in reads)
 
 
-def _rows(pool: _Pool, ranges: Iterable[tuple[int, int]]) -> NDArray[np.uint64]:
-    """Return [n, 3] of address, bytes, device.
+def _descriptors(pool: _Pool, extents: ExtentRows, side: int) -> NDArray[np.uint64]:
+    """Return [n, 3] of address, bytes, device, from the offsets in column ``side``.
 
     Raises:
-        TransferError: there is no range, or one is outside of ``pool``.
+        TransferError: there is no extent, or one is outside of ``pool``.
     """
-    offsets = np.array(list(ranges), dtype=np.int64).reshape(-1, 2)
-    starts, sizes = offsets[:, 0], offsets[:, 1]
-    if not len(offsets):
+    if not len(extents):
         raise TransferError("a read needs at least one extent")
+    starts, sizes = extents[:, side], extents[:, 2]
     outside = (starts < 0) | (sizes <= 0) | (starts > pool.nbytes - sizes)
     if outside.any():
-        start, size = (int(part) for part in offsets[int(outside.argmax())])
+        at = int(outside.argmax())
+        start, size = int(starts[at]), int(sizes[at])
         raise TransferError(f"extent of {size} bytes at {start} is outside of {pool.nbytes} bytes")
-    rows = np.zeros((len(offsets), 3), dtype=np.uint64)
+    rows = np.zeros((len(extents), 3), dtype=np.uint64)
     rows[:, 0] = starts + pool.address
     rows[:, 1] = sizes
     return rows

@@ -121,7 +121,7 @@ class RankReads:
         except TransferError as error:
             self._report(ReadEnd(read.operation, read.peer, str(error)))
             return
-        nbytes = sum(extent.nbytes for extent in extents)
+        nbytes = int(extents[:, 2].sum())
         self._posted[read_id] = _Posted(read.operation, nbytes, len(extents), posted_at)
         self._pump.read_posted()
 

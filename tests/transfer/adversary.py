@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from core.errors import ConfigError, PeerLostError, TransferError
 from core.ids import Incarnation, ReadId
 from core.messages import PoolEndpoint
-from transfer.transport import Extent, MemoryKind, Path, ReadOutcome
+from transfer.transport import Extent, Extents, MemoryKind, Path, ReadOutcome, rows_of
 
 
 @dataclass
@@ -95,8 +95,9 @@ class AdversaryNic:
             raise PeerLostError(f"{peer} is not connected")
         return Path("unknown", self.name)
 
-    def read(self, peer: Incarnation, extents: Sequence[Extent]) -> ReadId:
+    def read(self, peer: Incarnation, extents: Extents) -> ReadId:
         target = self.peers.get(peer)
+        extents = [Extent(*row) for row in rows_of(extents).tolist()]
         if target is None:
             raise PeerLostError(f"{peer} is not connected")
         self._require_inside(target, extents)

@@ -4,6 +4,7 @@ The failure guarded: a block that a read may still write is given to somebody el
 trusted that are not, or no longer, the request's own.
 """
 
+import numpy as np
 import pytest
 
 from blockmgr.states import BlockState
@@ -169,10 +170,10 @@ def test_c10_mutation_pairing_in_order_puts_kv_at_wrong_positions(
 ) -> None:
     """The oracle has teeth: with pairing by order instead of index, it finds wrong bytes."""
 
-    def by_order(source: list[GroupBlocks], target: list[GroupBlocks]) -> list[tuple[int, int]]:
+    def by_order(source: list[GroupBlocks], target: list[GroupBlocks]) -> np.ndarray:
         remote = [block for run in source for block in run.block_ids]
         local = [block for run in target for block in run.block_ids]
-        return list(zip(local, reversed(remote), strict=True))
+        return np.array([local, remote[::-1]]).T
 
     monkeypatch.setattr("transfer.extents.pair_positions", by_order)
     decode.request(R, prefill, cached_blocks=3)
@@ -575,10 +576,10 @@ def test_layer_ranges_read_only_their_part_of_each_block() -> None:
     kv = layout(layers_per_group=4)
     part = Part.of_piece(PieceId(0, 1, 2, 0), kv)
     layer = kv.block_nbytes // 4
-    extents = merge_pairs([(BlockId(2), BlockId(5)), (BlockId(3), BlockId(6))], part)
-    assert [(e.local_offset, e.remote_offset, e.nbytes) for e in extents] == [
-        (2 * kv.block_nbytes + layer, 5 * kv.block_nbytes + layer, 2 * layer),
-        (3 * kv.block_nbytes + layer, 6 * kv.block_nbytes + layer, 2 * layer),
+    extents = merge_pairs(np.array([[2, 5], [3, 6]]), part)
+    assert extents.tolist() == [
+        [2 * kv.block_nbytes + layer, 5 * kv.block_nbytes + layer, 2 * layer],
+        [3 * kv.block_nbytes + layer, 6 * kv.block_nbytes + layer, 2 * layer],
     ]
 
 
