@@ -14,20 +14,22 @@ import numpy as np
 
 from core.ids import Incarnation
 from core.messages import PoolEndpoint
-from transfer.nixl_transport import NixlTransport
 from transfer.transport import Extent
+from transfer.transports import open_transport
 
 
 def main() -> None:
     config = json.loads(sys.argv[1])
     endpoint = PoolEndpoint(
-        transport="nixl",
+        transport=config["transport"],
         metadata=base64.b64decode(config["metadata"]),
         base_address=config["base_address"],
         nbytes=config["nbytes"],
     )
     pool = np.zeros(endpoint.nbytes, dtype=np.uint8)
-    transport = NixlTransport(Incarnation("doomed"), ucx_options=config["ucx_options"])
+    transport = open_transport(
+        config["transport"], Incarnation("doomed"), ucx_options=config["ucx_options"]
+    )
     transport.register(pool.ctypes.data, pool.nbytes)
     source = Incarnation("source")
     transport.connect(source, endpoint)

@@ -2,8 +2,8 @@
 
 Run as ``python -m tests.transfer.source_process CONFIG``. It prints its endpoint as one line of
 JSON, then serves until its standard input closes. ``fill N`` on standard input fills the pool
-with pattern N and answers ``filled``; ``usage`` answers the CPU seconds used so far; ``idle`` stops
-and ``serve`` starts to make progress.
+with pattern N and answers ``filled``; ``usage`` answers the CPU seconds used so far; ``open_files``
+how many descriptors are open; ``idle`` stops and ``serve`` starts to make progress.
 """
 
 import base64
@@ -22,7 +22,8 @@ import numpy as np
 
 from core.ids import Incarnation
 from core.messages import PoolEndpoint
-from transfer.nixl_transport import NixlTransport
+from transfer.transport import Transport
+from transfer.transports import open_transport
 
 ROOT = Path(__file__).parents[2]
 PROGRESS_INTERVAL_S = 0.0005
@@ -36,9 +37,21 @@ class SourceProcess:
     """The test's handle of one source."""
 
     def __init__(
-        self, name: str, nbytes: int, *, ucx_options: Mapping[str, str], seed: int = 1
+        self,
+        name: str,
+        nbytes: int,
+        *,
+        ucx_options: Mapping[str, str],
+        seed: int = 1,
+        transport: str = "nixl",
     ) -> None:
-        config = {"name": name, "nbytes": nbytes, "ucx_options": dict(ucx_options), "seed": seed}
+        config = {
+            "name": name,
+            "nbytes": nbytes,
+            "ucx_options": dict(ucx_options),
+            "seed": seed,
+            "transport": transport,
+        }
         self.incarnation = Incarnation(name)
         self.seed = seed
         self.process = subprocess.Popen(
@@ -92,7 +105,9 @@ class SourceProcess:
 def main() -> None:
     config = json.loads(sys.argv[1])
     pool = pattern(config["seed"], config["nbytes"])
-    transport = NixlTransport(Incarnation(config["name"]), ucx_options=config["ucx_options"])
+    transport = open_transport(
+        config["transport"], Incarnation(config["name"]), ucx_options=config["ucx_options"]
+    )
     transport.register(pool.ctypes.data, pool.nbytes)
     endpoint = transport.endpoint()
     print_line(
@@ -108,14 +123,20 @@ def main() -> None:
     serve(transport, pool)
 
 
-def serve(transport: NixlTransport, pool: np.ndarray) -> None:
+def serve(transport: Transport, pool: np.ndarray) -> None:
+    """Answer commands, and make progress as a worker does: when woken, or else at intervals."""
     is_serving = True
+    descriptor = transport.wake_descriptor
+    watched: list[Any] = [sys.stdin] if descriptor is None else [sys.stdin, descriptor]
     while True:
-        wait_s = PROGRESS_INTERVAL_S if is_serving else None
-        ready, _, _ = select.select([sys.stdin], [], [], wait_s)
+        wait_s = PROGRESS_INTERVAL_S if is_serving and descriptor is None else None
+        if descriptor is not None and not transport.arm():
+            wait_s = 0
+        ready, _, _ = select.select(watched, [], [], wait_s)
         if is_serving:
             transport.progress()
-        if not ready:
+            transport.poll()
+        if sys.stdin not in ready:
             continue
         match sys.stdin.readline().split():
             case []:
@@ -125,6 +146,8 @@ def serve(transport: NixlTransport, pool: np.ndarray) -> None:
                 print_line("filled")
             case ["usage"]:
                 print_line(str(time.process_time()))
+            case ["open_files"]:
+                print_line(str(len(os.listdir("/proc/self/fd"))))
             case [("serve" | "idle") as mode]:
                 is_serving = mode == "serve"
                 print_line(mode)

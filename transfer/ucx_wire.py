@@ -1,0 +1,85 @@
+"""What the two sides of the UCX transport say to each other outside of UCX itself."""
+
+from hashlib import blake2b
+from pathlib import Path as FilePath
+from typing import Final
+
+import msgspec
+
+from core.errors import TransferError
+
+REQUEST_TAG: Final = 1
+"""Of read requests at the source. Answers have the tag that the request names."""
+MAX_REQUEST_NBYTES: Final = 16 * 2**20
+TOKEN_NBYTES: Final = 16
+_DIGEST_NBYTES: Final = 8
+_BOOT_ID: Final = FilePath("/proc/sys/kernel/random/boot_id")
+
+
+class PoolAddress(msgspec.Struct, frozen=True, array_like=True):
+    """How to reach a pool: metadata of the ``PoolEndpoint``."""
+
+    ucx_major: int
+    host: str
+    """Boot id of the source's kernel: only processes under one can share memory."""
+    worker: bytes
+    key: bytes
+    token: bytes
+    """Part of each read request, so that only those are served who were given the endpoint."""
+
+
+class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Send these bytes of the pool, in this order, as one message with this tag."""
+
+    token: bytes
+    tag: int
+    reader: bytes
+    """Address of the worker that receives the answer."""
+    extents: bytes
+    """[n, 2] of little-endian uint64: offset in the pool, bytes."""
+
+
+_request_decoder: Final = msgspec.msgpack.Decoder(ReadRequest)
+_address_decoder: Final = msgspec.msgpack.Decoder(PoolAddress)
+
+
+def encode_address(address: PoolAddress) -> bytes:
+    """Return ``address`` behind a digest of itself: UCX takes damaged addresses at their word."""
+    body = msgspec.msgpack.encode(address)
+    return blake2b(body, digest_size=_DIGEST_NBYTES).digest() + body
+
+
+def decode_address(metadata: bytes) -> PoolAddress:
+    """Return what ``encode_address`` encoded.
+
+    Raises:
+        TransferError: it is something else, or is damaged.
+    """
+    digest, body = metadata[:_DIGEST_NBYTES], metadata[_DIGEST_NBYTES:]
+    if blake2b(body, digest_size=_DIGEST_NBYTES).digest() != digest:
+        raise TransferError("the endpoint's metadata is damaged, or of another transport")
+    try:
+        return _address_decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise TransferError(f"the endpoint's metadata is malformed: {error}") from error
+
+
+def encode_request(request: ReadRequest) -> bytes:
+    """Return the message."""
+    return msgspec.msgpack.encode(request)
+
+
+def decode_request(message: bytes) -> ReadRequest | None:
+    """Return the request, or None: the message is malformed."""
+    try:
+        return _request_decoder.decode(message)
+    except msgspec.MsgspecError:
+        return None
+
+
+def boot_id() -> str:
+    """Return the id of the running kernel; empty where there is none."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,238 @@
+"""UCX contexts, workers and endpoints as objects with an end.
+
+A worker is the unit of proof: requests live in it, and after ``destroy`` nothing of them is read or
+written any more, whatever the other side does.
+"""
+
+import ctypes
+import os
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.errors import ConfigError
+from transfer.transport import MemoryKind
+from transfer.ucx_bindings import (
+    API_VERSION,
+    BUSY,
+    CUDA_MEMORY,
+    FEATURES,
+    HOST_MEMORY,
+    OK,
+    SCATTERED,
+    ContextParams,
+    EndpointAttributes,
+    EndpointParams,
+    ErrorCallback,
+    MemoryParams,
+    RequestParams,
+    TransportEntry,
+    Ucp,
+    UcxStatusError,
+    WorkerParams,
+)
+
+_MAX_LANES: Final = 16
+_CLOSE_BY_FORCE: Final = 1
+
+MEMORY_TYPES: Final[Mapping[MemoryKind, int]] = {"host": HOST_MEMORY, "cuda": CUDA_MEMORY}
+
+
+class UcxContext:
+    """One opening of the devices, with at most one registered pool."""
+
+    def __init__(self, ucp: Ucp, options: Mapping[str, str]) -> None:
+        """Open the devices.
+
+        Args:
+            ucp: The library.
+            options: Settings without their ``UCX_`` prefix. An environment variable of the same
+                name wins.
+
+        Raises:
+            ConfigError: a setting is unknown or wrong, or no device can be opened.
+        """
+        self.ucp = ucp
+        self._workers: set[UcxWorker] = set()
+        self._memory: int | None = None
+        try:
+            config = ucp.handle("ucp_config_read", ucp.short("ucp_config_read"), None, None)
+            for key, value in options.items():
+                if f"UCX_{key}" not in os.environ:
+                    status = ucp.short("ucp_config_modify")(config, key.encode(), value.encode())
+                    ucp.check(status, f"setting {key}={value}")
+            params = ContextParams(field_mask=ContextParams.FEATURES, features=FEATURES)
+            init = ucp.long("ucp_init_version")
+            self.handle = ucp.handle("ucp_init", init, *API_VERSION, ctypes.byref(params), config)
+            ucp.short("ucp_config_release")(config)
+        except UcxStatusError as error:
+            raise ConfigError(f"transport ucx: {error}; check the UCX_ variables") from error
+
+    def map_memory(self, address: int, nbytes: int, memory: MemoryKind) -> bytes:
+        """Register the pool and return the key with which a peer reads it.
+
+        Raises:
+            UcxStatusError: a device refuses it.
+        """
+        ucp = self.ucp
+        params = MemoryParams(
+            field_mask=MemoryParams.ADDRESS_LENGTH_TYPE,
+            address=address,
+            length=nbytes,
+            memory_type=MEMORY_TYPES[memory],
+        )
+        map_memory = ucp.long("ucp_mem_map")
+        self._memory = ucp.handle("ucp_mem_map", map_memory, self.handle, ctypes.byref(params))
+        pack = ucp.short("ucp_rkey_pack")
+        buffer, key = ucp.packed("ucp_rkey_pack", pack, self.handle, self._memory)
+        ucp.short("ucp_rkey_buffer_release")(buffer)
+        return key
+
+    @property
+    def memory(self) -> int | None:
+        """Handle of the registered pool."""
+        return self._memory
+
+    def open_worker(self) -> "UcxWorker":
+        """Return a new worker."""
+        worker = UcxWorker(self)
+        self._workers.add(worker)
+        return worker
+
+    def forget(self, worker: "UcxWorker") -> None:
+        """``worker`` has been destroyed."""
+        self._workers.discard(worker)
+
+    def close(self) -> None:
+        """Destroy what is left of the workers, unregister the pool, close the devices."""
+        for worker in list(self._workers):
+            worker.destroy()
+        if self._memory is not None:
+            self.ucp.long("ucp_mem_unmap")(self.handle, self._memory)
+            self._memory = None
+        self.ucp.long("ucp_cleanup")(self.handle)
+
+
+class UcxWorker:
+    """One progress engine, and what lives in it: endpoints and requests."""
+
+    def __init__(self, context: UcxContext) -> None:
+        ucp = context.ucp
+        self.context = context
+        self.failed_endpoints: list[tuple[int, str]] = []
+        """Endpoints whose peer has ended, and why; filled by ``progress``, emptied by the owner."""
+        self._on_failure = ErrorCallback(self._record_failure)
+        params = WorkerParams(field_mask=0)
+        create = ucp.long("ucp_worker_create")
+        self.handle = ucp.handle("worker", create, context.handle, ctypes.byref(params))
+        descriptor = ctypes.c_int()
+        get_descriptor = ucp.short("ucp_worker_get_efd")
+        ucp.check(get_descriptor(self.handle, ctypes.byref(descriptor)), "wake-up")
+        self.descriptor = descriptor.value
+        self._progress: Any = ucp.long("ucp_worker_progress")
+        self._arm: Any = ucp.short("ucp_worker_arm")
+        self._is_armed = False
+
+    def address(self) -> bytes:
+        """Return what a peer connects to."""
+        ucp = self.context.ucp
+        get_address = ucp.short("ucp_worker_get_address")
+        buffer, address = ucp.packed("address", get_address, self.handle)
+        ucp.short("ucp_worker_release_address")(self.handle, buffer)
+        return address
+
+    def connect(self, address: bytes, error_mode: int) -> int:
+        """Return a new endpoint to the worker at ``address``.
+
+        Raises:
+            UcxStatusError: it cannot be reached.
+        """
+        params = EndpointParams(
+            field_mask=(
+                EndpointParams.ADDRESS | EndpointParams.ERROR_MODE | EndpointParams.ERROR_HANDLER
+            ),
+            address=address,
+            err_mode=error_mode,
+            err_handler=self._on_failure,
+        )
+        self._is_armed = False
+        ucp = self.context.ucp
+        create = ucp.long("ucp_ep_create")
+        return ucp.handle("endpoint", create, self.handle, ctypes.byref(params))
+
+    def lanes(self, endpoint: int) -> list[tuple[str, str]]:
+        """Return the transports and devices that ``endpoint`` uses."""
+        entries = (TransportEntry * _MAX_LANES)()
+        attributes = EndpointAttributes(
+            field_mask=EndpointAttributes.TRANSPORTS,
+            entries=entries,
+            num_entries=_MAX_LANES,
+            entry_size=ctypes.sizeof(TransportEntry),
+        )
+        ucp = self.context.ucp
+        ucp.check(ucp.short("ucp_ep_query")(endpoint, ctypes.byref(attributes)), "lanes")
+        return [
+            (entry.transport_name.decode(), entry.device_name.decode())
+            for entry in entries[: attributes.num_entries]
+        ]
+
+    def disconnect(self, endpoint: int) -> int | None:
+        """Close an endpoint at once, failing its requests; return the request that ends with it."""
+        params = RequestParams(op_attr_mask=RequestParams.FLAGS, flags=_CLOSE_BY_FORCE)
+        ucp = self.context.ucp
+        request = ucp.short("ucp_ep_close_nbx")(endpoint, ctypes.byref(params))
+        try:
+            return ucp.request(request, "close")
+        except UcxStatusError:
+            return None  # It had failed: there is nothing left of it.
+
+    def progress(self, *, limit_s: float) -> None:
+        """Move bytes until nothing is left to do now, or ``limit_s`` are over."""
+        self._is_armed = False
+        deadline = time.perf_counter() + limit_s
+        while self._progress(self.handle) and time.perf_counter() < deadline:
+            pass
+
+    def touch(self) -> None:
+        """Something was posted: what the wake-up descriptor says is out of date."""
+        self._is_armed = False
+
+    def arm(self) -> bool:
+        """Make the descriptor readable from the next event on; False: there is one already.
+
+        Raises:
+            UcxStatusError: the devices cannot wake anybody.
+        """
+        if not self._is_armed:
+            status = self._arm(self.handle)
+            if status not in (OK, BUSY):
+                self.context.ucp.check(status, "wake-up")
+            self._is_armed = status == OK
+        return self._is_armed
+
+    def destroy(self) -> None:
+        """End everything that lives in the worker. On return none of it happens any more."""
+        if self.handle:
+            self.context.ucp.long("ucp_worker_destroy")(self.handle)
+            self.handle = 0
+            self.context.forget(self)
+
+    def _record_failure(self, _: int | None, endpoint: int | None, status: int) -> None:
+        self.failed_endpoints.append((endpoint or 0, self.context.ucp.text(status)))
+
+
+def scattered_params(memory: MemoryKind) -> RequestParams:
+    """Return the parameters of a message whose buffer is an array of (address, length)."""
+    return RequestParams(
+        op_attr_mask=RequestParams.DATATYPE | RequestParams.MEMORY_TYPE,
+        datatype=SCATTERED,
+        memory_type=MEMORY_TYPES[memory],
+    )
+
+
+def pairs(addresses: NDArray[np.uint64], sizes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return [n, 2] of address, bytes: an array of ``ucp_dt_iov_t``."""
+    return np.ascontiguousarray(np.stack([addresses, sizes], axis=1))
