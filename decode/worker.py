@@ -380,7 +380,7 @@ class DecodeWorker:
             reader=reader,
             open_reads=lambda on_end: RankReads(
                 transport,
-                layout=engine.layout,
+                compatibility=engine.compatibility,
                 pump_interval_s=config.transfer.pump_interval_s,
                 stats=reader.stats,
                 on_end=on_end,

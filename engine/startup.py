@@ -42,6 +42,7 @@ class Engine:
             tokenizer_fingerprint=self.spec.tokenizer_fingerprint,
             kv_layout=self.layout,
             total_kv_heads=self.num_kv_heads,
+            model_dtype=self.spec.dtype,
             tensor_parallel_size=self.num_ranks,
         )
 

@@ -169,7 +169,7 @@ class PrefillWorker:
         if hello.compatibility is None:
             return Refused(reason="prefill workers take decode workers only")
         try:
-            check_compatible(self._compatibility, hello.compatibility)
+            check_compatible(reader=hello.compatibility, source=self._compatibility)
         except HandshakeError as error:
             log.warning("event=refused client=%s reason=%s", hello.name, error)
             return Refused(reason=str(error))

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from core.errors import PeerLostError, TransferError
+from core.errors import HandshakeError, TransferError
 from core.ids import Incarnation, OperationId, ReadId
-from core.kv_layout import KVLayout
-from core.messages import Welcome
+from core.messages import Compatibility, Welcome
 from transfer.actions import PostRead
 from transfer.extents import extents_of
+from transfer.pairing import PairPlan, rank_of_source
 from transfer.pump import Pump
 from transfer.stats import ReadObservation, TransferStats
 from transfer.transport import PathKind, ReadOutcome, Transport
@@ -75,6 +75,7 @@ class Reads(Protocol):
 @dataclass(slots=True)
 class _Posted:
     operation: OperationId
+    source: Incarnation
     nbytes: int
     num_descriptors: int
     posted_at: float
@@ -87,13 +88,16 @@ class RankReads:
         self,
         transport: Transport,
         *,
-        layout: KVLayout,
+        compatibility: Compatibility,
+        rank: int = 0,
         pump_interval_s: float,
         stats: TransferStats,
         on_end: Callable[[ReadEnd], None],
     ) -> None:
         self._transport = transport
-        self._layout = layout
+        self._compatibility = compatibility
+        self._rank = rank
+        self._plans: dict[Incarnation, PairPlan] = {}
         self._stats = stats
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
@@ -108,29 +112,45 @@ class RankReads:
 
     def connect(self, source: Incarnation, welcome: Welcome) -> None:
         """See ``Reads.connect``."""
-        if len(welcome.pools) != 1:
-            raise PeerLostError(f"{source} offers {len(welcome.pools)} pools, not one")
-        self._transport.connect(source, welcome.pools[0])
+        plan = PairPlan.of(self._compatibility, welcome.compatibility, self._rank)
+        if len(welcome.pools) != plan.num_source_ranks:
+            raise HandshakeError(
+                f"{source} has {plan.num_source_ranks} ranks and offers {len(welcome.pools)} pools "
+                "(run one Sluice version on both)"
+            )
+        if not plan.is_direct:
+            raise HandshakeError(f"{source} has blocks of another shape")
+        for share in plan.shares:
+            peer = rank_of_source(source, share.source_rank)
+            self._transport.connect(peer, welcome.pools[share.source_rank])
+        self._plans[source] = plan
 
     def post(self, read: PostRead) -> None:
         """See ``Reads.post``."""
-        extents = extents_of(read, self._layout)
+        plan = self._plans.get(read.peer)
+        if plan is None:
+            self._report(ReadEnd(read.operation, read.peer, f"{read.peer} is not connected"))
+            return
+        (share,) = plan.shares
+        extents = extents_of(read, plan.target)
         posted_at = self._loop.time()
         try:
-            read_id = self._transport.read(read.peer, extents)
+            read_id = self._transport.read(rank_of_source(read.peer, share.source_rank), extents)
         except TransferError as error:
             self._report(ReadEnd(read.operation, read.peer, str(error)))
             return
         nbytes = int(extents[:, 2].sum())
-        self._posted[read_id] = _Posted(read.operation, nbytes, len(extents), posted_at)
+        self._posted[read_id] = _Posted(read.operation, read.peer, nbytes, len(extents), posted_at)
         self._pump.read_posted()
 
     def tear_down(self, source: Incarnation, reason: str) -> None:
         """See ``Reads.tear_down``."""
-        for read_id in self._transport.tear_down(source):
-            posted = self._posted.pop(read_id)
-            self._pump.read_ended()
-            self._report(ReadEnd(posted.operation, source, reason))
+        plan = self._plans.pop(source, None)
+        for share in () if plan is None else plan.shares:
+            for read_id in self._transport.tear_down(rank_of_source(source, share.source_rank)):
+                posted = self._posted.pop(read_id)
+                self._pump.read_ended()
+                self._report(ReadEnd(posted.operation, source, reason))
 
     async def drain(self, *, timeout_s: float) -> bool:
         """See ``Reads.drain``."""
@@ -145,14 +165,14 @@ class RankReads:
     def _take_outcome(self, outcome: ReadOutcome) -> None:
         posted = self._posted.pop(outcome.read)
         if outcome.failure is not None:
-            self._on_end(ReadEnd(posted.operation, outcome.peer, outcome.failure))
+            self._on_end(ReadEnd(posted.operation, posted.source, outcome.failure))
             return
         duration_s = self._loop.time() - posted.posted_at
         self._stats.observe_read(ReadObservation(posted.nbytes, posted.num_descriptors, duration_s))
         self._on_end(
             ReadEnd(
                 posted.operation,
-                outcome.peer,
+                posted.source,
                 nbytes=posted.nbytes,
                 num_descriptors=posted.num_descriptors,
                 duration_s=duration_s,

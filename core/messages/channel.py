@@ -3,7 +3,7 @@
 import msgspec
 
 from core.ids import Incarnation, WorkerId
-from core.kv_layout import KVLayout
+from core.kv_layout import KVDtype, KVLayout
 from core.messages.base import PROTOCOL_VERSION, Message
 
 
@@ -17,6 +17,8 @@ class Compatibility(msgspec.Struct, frozen=True):
     """Of one rank."""
     total_kv_heads: int
     """Of one layer, over all ranks."""
+    model_dtype: KVDtype
+    """In which KV is computed; ``kv_layout`` says how it is kept."""
     tensor_parallel_size: int = 1
     features: tuple[str, ...] = ("lease", "generation", "withdraw")
     """Safety features that the peer must know; a missing one is refused, never worked around."""

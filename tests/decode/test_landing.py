@@ -11,7 +11,7 @@ from blockmgr.receive_target import ReceiveTarget
 from core.channel import DeploymentKeys
 from core.config import SchedulerConfig, TransferConfig
 from core.ids import Attempt, Incarnation, OperationId, Owner, RequestId
-from core.messages import FirstToken, GroupBlocks, Hello
+from core.messages import Compatibility, FirstToken, GroupBlocks, Hello
 from core.sampling import SamplingParams
 from core.trace import Recorder
 from decode.receiver import Delivery, Loss, Memory, Receiver
@@ -27,6 +27,13 @@ from transfer.reads import RankReads
 
 R: Owner = (RequestId("R"), Attempt(1))
 READ = OperationId(1)
+COMPATIBILITY = Compatibility(
+    model_fingerprint="m",
+    tokenizer_fingerprint="t",
+    kv_layout=LAYOUT,
+    total_kv_heads=LAYOUT.num_kv_heads,
+    model_dtype=LAYOUT.dtype,
+)
 NOTHING = ReceiveStats(
     kv_nbytes=0, num_tickets=1, num_cached_tokens=0, prefill_s=0.0, transfer_s=0.0
 )
@@ -76,7 +83,7 @@ class Side:
             reader=reader,
             open_reads=lambda on_end: RankReads(
                 AdversaryNic(Network()),
-                layout=LAYOUT,
+                compatibility=COMPATIBILITY,
                 pump_interval_s=0.01,
                 stats=reader.stats,
                 on_end=on_end,

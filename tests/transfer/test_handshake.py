@@ -7,73 +7,119 @@ from core.errors import HandshakeError
 from core.kv_layout import KVGroup, KVLayout
 from core.messages import Compatibility
 from transfer.handshake import check_compatible
+from transfer.pairing import PairPlan
 
-LAYOUT = KVLayout((KVGroup((0, 1)),), 16, num_kv_heads=3, head_dim=64, dtype="bfloat16")
+LAYOUT = KVLayout((KVGroup((0, 1)),), 16, num_kv_heads=6, head_dim=64, dtype="bfloat16")
 MINE = Compatibility(
-    model_fingerprint="m1", tokenizer_fingerprint="t1", kv_layout=LAYOUT, total_kv_heads=3
+    model_fingerprint="m1",
+    tokenizer_fingerprint="t1",
+    kv_layout=LAYOUT,
+    total_kv_heads=6,
+    model_dtype="bfloat16",
 )
 
 
-def with_layout(**changes: object) -> Compatibility:
-    return msgspec.structs.replace(MINE, kv_layout=msgspec.structs.replace(LAYOUT, **changes))
+def with_layout(side: Compatibility = MINE, **changes: object) -> Compatibility:
+    layout = msgspec.structs.replace(side.kv_layout, **changes)
+    return msgspec.structs.replace(side, kv_layout=layout)
 
 
-def test_equal_peers_are_paired() -> None:
-    check_compatible(MINE, msgspec.structs.replace(MINE))
+def with_ranks(num_ranks: int, side: Compatibility = MINE) -> Compatibility:
+    side = msgspec.structs.replace(side, tensor_parallel_size=num_ranks)
+    return with_layout(side, num_kv_heads=max(1, side.total_kv_heads // num_ranks))
+
+
+def with_window(side: Compatibility) -> Compatibility:
+    return with_layout(side, groups=(KVGroup((0, 1), window=40),))
+
+
+def by_head(side: Compatibility) -> Compatibility:
+    groups = (KVGroup((0, 1), heads=(0, 1, 2)), KVGroup((0, 1), window=8, heads=(3, 4, 5)))
+    return with_layout(side, groups=groups)
+
+
+FLOAT8 = with_layout(dtype="float8_e4m3")
+OTHER_MODEL_DTYPE = msgspec.structs.replace(with_layout(dtype="float32"), model_dtype="float32")
 
 
 @pytest.mark.parametrize(
-    ("theirs", "name", "values"),
+    ("reader", "source"),
     [
-        (msgspec.structs.replace(MINE, model_fingerprint="m2"), "model_fingerprint", "m2"),
-        (msgspec.structs.replace(MINE, tokenizer_fingerprint="t2"), "tokenizer", "t2"),
-        (msgspec.structs.replace(MINE, tensor_parallel_size=2), "tensor_parallel_size", "2"),
-        (with_layout(block_size=32), "kv_layout.block_size", "32"),
-        (with_layout(num_kv_heads=1), "kv_layout.num_kv_heads", "1"),
-        (with_layout(head_dim=128), "kv_layout.head_dim", "128"),
-        (with_layout(dtype="float32"), "kv_layout.dtype", "float32"),
-        (with_layout(groups=(KVGroup((0,)),)), "kv_layout.groups", "KVGroup"),
-        (with_layout(groups=(KVGroup((0, 1), window=8),)), "kv_layout.groups", "window=8"),
-        (with_layout(groups=(KVGroup((0, 1), heads=(0,)),)), "kv_layout.groups", "heads=(0,)"),
+        (MINE, msgspec.structs.replace(MINE)),
+        (with_layout(block_size=32), MINE),
+        (MINE, with_layout(block_size=32)),
+        (with_window(MINE), with_window(with_layout(block_size=48))),
+        (by_head(MINE), by_head(with_layout(block_size=48))),
+        (with_ranks(3), with_ranks(2)),
+        (with_ranks(12), MINE),
+        (FLOAT8, MINE),
+        (FLOAT8, FLOAT8),
+    ],
+)
+def test_what_can_be_bridged_is_paired(reader: Compatibility, source: Compatibility) -> None:
+    check_compatible(reader, source)
+
+
+@pytest.mark.parametrize(
+    ("reader", "source", "field", "values"),
+    [
+        (MINE, msgspec.structs.replace(MINE, model_fingerprint="m2"), "model_f", ("m1", "m2")),
+        (MINE, msgspec.structs.replace(MINE, tokenizer_fingerprint="t2"), "token", ("t1", "t2")),
+        (MINE, msgspec.structs.replace(MINE, total_kv_heads=3), "total_kv_heads", ("6", "3")),
+        (MINE, OTHER_MODEL_DTYPE, "model_dtype", ("bfloat16", "float32")),
+        (MINE, with_layout(head_dim=128), "kv_layout.head_dim", ("64", "128")),
+        (MINE, with_layout(groups=(KVGroup((0,)),)), "kv_layout.groups", ("(0, 1)", "(0,)")),
+        (MINE, with_window(MINE), "kv_layout.groups", ("None", "window=40")),
+        (MINE, by_head(MINE), "kv_layout.groups", ("None", "heads=(0, 1, 2)")),
+        (MINE, with_layout(block_size=24), "kv_layout.block_size", ("16", "24")),
+        (MINE, with_layout(block_size=0), "kv_layout.block_size", ("16", "0")),
+        (
+            with_window(with_layout(block_size=32)),
+            with_window(MINE),
+            "kv_layout.block_size",
+            ("32", "16"),
+        ),
+        (MINE, FLOAT8, "kv_layout.dtype", ("bfloat16", "float8_e4m3")),
+        (MINE, with_layout(dtype="float16"), "kv_layout.dtype", ("bfloat16", "float16")),
+        (FLOAT8, with_layout(dtype="float32"), "kv_layout.dtype", ("float8", "float32")),
+        (MINE, with_layout(num_kv_heads=1), "kv_layout.num_kv_heads", ("prefill says 1", "have 6")),
+        (MINE, with_ranks(4), "tensor_parallel_size=4", ("prefill", "6 KV heads")),
+        (with_ranks(4), MINE, "tensor_parallel_size=4", ("decode", "6 KV heads")),
+        (
+            MINE,
+            msgspec.structs.replace(MINE, tensor_parallel_size=0),
+            "prefill",
+            ("0 ranks", "of 6"),
+        ),
+        (by_head(MINE), by_head(with_ranks(2)), "tensor_parallel_size", ("1", "2")),
     ],
 )
 def test_c15_each_difference_is_refused_with_both_values_and_a_fix(
-    theirs: Compatibility, name: str, values: str
+    reader: Compatibility, source: Compatibility, field: str, values: tuple[str, str]
 ) -> None:
     with pytest.raises(HandshakeError) as raised:
-        check_compatible(MINE, theirs)
+        check_compatible(reader, source)
     message = str(raised.value)
-    assert name in message
-    assert values in message
-    assert "here" in message
-    assert "(" in message.split(name, 1)[1], "a fix in parentheses"
+    assert field in message
+    assert all(value in message for value in values), message
+    assert "decode" in message or "prefill" in message
+    assert "(" in message.split(field, 1)[1], "a fix in parentheses"
 
 
 def test_c15_all_differences_are_listed_at_once() -> None:
-    theirs = msgspec.structs.replace(with_layout(block_size=32, dtype="float32"))
+    theirs = with_layout(block_size=24, dtype="float32")
     with pytest.raises(HandshakeError, match=r"block_size.*dtype"):
         check_compatible(MINE, theirs)
 
 
+def test_c15_a_source_that_does_not_say_what_its_blocks_are_is_refused() -> None:
+    with pytest.raises(HandshakeError, match="does not say"):
+        PairPlan.of(MINE, None, 0)
+
+
 def test_h09_a_peer_without_a_safety_feature_is_refused() -> None:
     theirs = msgspec.structs.replace(MINE, features=("lease", "generation"))
-    with pytest.raises(HandshakeError, match="lacks withdraw"):
+    with pytest.raises(HandshakeError, match="prefill lacks withdraw"):
         check_compatible(MINE, theirs)
-    with pytest.raises(HandshakeError, match="relies on withdraw"):
+    with pytest.raises(HandshakeError, match="decode lacks withdraw"):
         check_compatible(theirs, MINE)
-
-
-def test_every_field_that_is_compared_has_a_fix() -> None:
-    with pytest.raises(HandshakeError) as raised:
-        check_compatible(
-            MINE,
-            Compatibility(
-                model_fingerprint="x",
-                tokenizer_fingerprint="x",
-                total_kv_heads=9,
-                tensor_parallel_size=9,
-                features=(),
-                kv_layout=KVLayout((), 1, num_kv_heads=9, head_dim=9, dtype="float16"),
-            ),
-        )
-    assert str(raised.value).count("(") >= 10
