@@ -156,6 +156,14 @@ class DecodeScheduler:
             return False
         return Action.CANCEL_READS in self._end(sequence, Event.ABORTED)
 
+    def recompute(self, owner: Owner) -> None:
+        """Compute a remote sequence here, whose KV will not come.
+
+        The prefix that it had found here goes back to the cache, and is found again.
+        """
+        self._refused.pop(owner, None)
+        self._table.recompute(self._table[owner])
+
     def lose_prefill(self, owner: Owner) -> None:
         """End a remote sequence whose KV will not come."""
         self._end(self._table[owner], Event.PREFILL_LOST)

@@ -61,6 +61,18 @@ class SequenceTable:
         self._budget.close_promise(sequence)
         self.ready.append(sequence)
 
+    def recompute(self, sequence: Sequence) -> None:
+        """The KV of a REMOTE sequence does not come: it is computed here, before all newcomers.
+
+        Nothing of what was received is kept: only settled blocks are shared, and none of these is.
+        """
+        self._budget.close_promise(sequence)
+        self._apply(sequence, Event.LOAD_FAILED)
+        sequence.num_computed = sequence.num_settled = 0
+        is_new = (other.num_preemptions == 0 for other in self.waiting)
+        place = next((index for index, new in enumerate(is_new) if new), len(self.waiting))
+        self.waiting.insert(place, sequence)
+
     def begin_load(self, sequence: Sequence, operation: OperationId) -> None:
         """``operation`` fills the blocks of a WAITING sequence, which owns them now."""
         self._apply(sequence, Event.LOAD_BEGAN)

@@ -10,7 +10,7 @@
     ──remote─> REMOTE ──delivered───^ └────aborted──────────────────^
                  └─aborted, lost────────────────────────────────────┘
 
-    LOADING ──aborted──> GONE as well.
+    LOADING ──aborted──> GONE as well; REMOTE ──load failed──> WAITING where that is the policy.
 
 Pure. Steps, reads and copies still in flight are not a state of the sequence: its blocks wait for
 them in ``blockmgr`` after it is GONE, so every end releases at once.
@@ -72,6 +72,7 @@ TRANSITIONS: Final[Mapping[tuple[State, Event], tuple[State, tuple[Action, ...]]
     (State.LOADING, Event.LOAD_FAILED): (State.WAITING, (Action.RELEASE_BLOCKS,)),
     (State.LOADING, Event.ABORTED): (State.GONE, (Action.RELEASE_BLOCKS,)),
     (State.REMOTE, Event.DELIVERED): (State.READY, ()),
+    (State.REMOTE, Event.LOAD_FAILED): (State.WAITING, (Action.RELEASE_BLOCKS,)),
     (State.REMOTE, Event.PREFILL_LOST): (State.GONE, (Action.RELEASE_BLOCKS,)),
     (State.REMOTE, Event.ABORTED): (State.GONE, (Action.CANCEL_READS, Action.RELEASE_BLOCKS)),
     (State.READY, Event.ADMITTED): (State.RUNNING, ()),

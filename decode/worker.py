@@ -23,6 +23,7 @@ from core.tasks import run_until
 from core.trace import Recorder
 from core.worker_context import WorkerContext
 from core.worker_report import ReportedCache, ReportedLoad, WorkerReport
+from decode.load_failure import LoadFailures
 from decode.receiver import Delivery, Loss, Memory, Receiver
 from decode.scheduler import DecodeScheduler
 from decode.sequence import Progress, Sequence
@@ -120,6 +121,7 @@ class DecodeWorker:
         )
         watched.export(self._metrics.registry, role="decode")
         self._server.rejects.export(self._metrics.registry)
+        self._load_failures = LoadFailures(config.transfer.load_failure, self._metrics.registry)
         self._mover = open_mover(
             watched.tiers,
             partial(HostArena, engine.pool),
@@ -272,11 +274,21 @@ class DecodeWorker:
 
     def lost(self, loss: Loss) -> None:
         """See ``ReceiverOwner``."""
-        served = self._served.pop(loss.owner, None)
-        if served is not None:
+        served = self._served.get(loss.owner)
+        if served is None:
+            return
+        if self._load_failures.is_recomputed(loss):
+            request_id, attempt = loss.owner
+            log.warning(
+                "event=recompute request=%s attempt=%d reason=%s", request_id, attempt, loss.reason
+            )
+            served.path = "local"
+            self._scheduler.recompute(loss.owner)
+        else:
+            del self._served[loss.owner]
             self._scheduler.lose_prefill(loss.owner)
             self._fail(served, loss)
-            self.memory_changed()
+        self.memory_changed()
 
     # What steps bring
 

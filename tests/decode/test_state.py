@@ -9,7 +9,8 @@ from decode.state import TRANSITIONS, Action, Event, State, advance
 
 LOADS = {Event.LOAD_BEGAN, Event.LOADED, Event.LOAD_FAILED}
 IMPOSSIBLE = {
-    *((state, event) for state in (State.REMOTE, State.READY, State.RUNNING) for event in LOADS),
+    *((state, event) for state in (State.READY, State.RUNNING) for event in LOADS),
+    *((State.REMOTE, event) for event in (Event.LOAD_BEGAN, Event.LOADED)),
     *((State.WAITING, event) for event in (Event.LOADED, Event.LOAD_FAILED)),
     *(
         (State.LOADING, event)

@@ -1,6 +1,7 @@
 """A whole fleet in virtual time: clients, prefill and decode workers, slow channels, kills."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from core.config import SchedulerConfig, SluiceConfig, TransferConfig
 from core.ids import Attempt, Incarnation, Owner, RequestId
@@ -47,6 +48,7 @@ class Plan:
     num_kills: int = 0
     num_slots: int = 0
     """Blocks of host memory of each worker, per KV group; 0: no tiers, and no storage."""
+    load_failure: Literal["recompute", "fail"] = "fail"
     scheduler: SchedulerConfig = field(
         default_factory=lambda: SchedulerConfig(max_num_seqs=8, max_batch_tokens=16)
     )
@@ -62,7 +64,8 @@ class Fleet:
         self.layout = KVLayout(
             self.rng.choice(SHAPES), BLOCK_SIZE, num_kv_heads=1, head_dim=4, dtype="float32"
         )
-        self.config = SluiceConfig(scheduler=plan.scheduler, transfer=TRANSFER)
+        transfer = TRANSFER.model_copy(update={"load_failure": plan.load_failure})
+        self.config = SluiceConfig(scheduler=plan.scheduler, transfer=transfer)
         self.last_progress = 0.0
         self.host = HostMemory(len(self.layout.groups) * plan.num_slots, storage=set())
         self.clients: dict[str, Client] = {}
@@ -88,6 +91,11 @@ class Fleet:
     def num_preemptions(self) -> int:
         """Of all decode workers."""
         return sum(decode.scheduler.num_preemptions for decode in self.decodes)
+
+    @property
+    def num_recomputed(self) -> int:
+        """Requests whose KV did not come, and which were computed where they were."""
+        return sum(decode.num_recomputed for decode in self.decodes)
 
     @property
     def unfinished(self) -> list[str]:

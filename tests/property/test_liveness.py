@@ -6,6 +6,7 @@ are the real state machines; only time, sockets and the device are virtual.
 """
 
 from collections.abc import Iterable
+from typing import Literal
 
 import pytest
 
@@ -22,7 +23,7 @@ PATIENCE_S = 25.0
 """Virtual. Every single thing takes less than 2 s; the timeouts that would end a stall take 30."""
 
 
-def plan(seed: int) -> Plan:
+def plan(seed: int, load_failure: Literal["recompute", "fail"] = "fail") -> Plan:
     """Fleets and pools of many sizes; the smallest pools hold one long request."""
     return Plan(
         num_requests=40,
@@ -31,6 +32,7 @@ def plan(seed: int) -> Plan:
         num_decode=1 + seed % 2,
         num_kills=seed // 3 % 3,
         num_slots=(0, 0, 12, 40)[seed % 4],
+        load_failure=load_failure,
         scheduler=SchedulerConfig(
             max_num_seqs=4 if seed % 2 else 8,
             max_batch_tokens=8 + seed % 9,
@@ -40,8 +42,8 @@ def plan(seed: int) -> Plan:
     )
 
 
-def serve(seed: int) -> Fleet:
-    fleet = Fleet(seed, plan(seed))
+def serve(seed: int, load_failure: Literal["recompute", "fail"] = "fail") -> Fleet:
+    fleet = Fleet(seed, plan(seed, load_failure))
     fleet.run(patience=PATIENCE_S)
     fleet.check_all_free()
     return fleet
@@ -56,6 +58,12 @@ def test_j05_every_request_that_fits_is_served(first: int) -> None:
     assert sum(fleet.num_killed for fleet in fleets) > 2
     assert sum(fleet.num_lost for fleet in fleets) > 5
     assert sum(fleet.num_copies for fleet in fleets) > 100
+
+
+def test_j05_c23_requests_whose_kv_does_not_come_are_served_where_they_are() -> None:
+    fleets = [serve(seed, "recompute") for seed in range(100, 112)]
+    assert sum(fleet.num_recomputed for fleet in fleets) > 5
+    assert sum(fleet.num_lost for fleet in fleets) == 0
 
 
 @pytest.mark.slow

@@ -67,6 +67,8 @@ class VirtualDecode:
         self.reader = Reader(
             layout=layout, config=config.transfer, max_quarantined_blocks=max(1, num_blocks // 2)
         )
+        self._recomputes = config.transfer.load_failure == "recompute"
+        self.num_recomputed = 0
         self._simulation = simulation
         self._depth = config.scheduler.overlap_depth
         self._device = Device(simulation)
@@ -180,14 +182,21 @@ class VirtualDecode:
                 case Deliver(owner, first_token):
                     self._deliver(owner, first_token.token_id)
                 case Fail(owner):
-                    self.scheduler.lose_prefill(owner)
-                    self._router.lost(owner)
+                    self._lose(owner)
                 case Send(peer, message):
                     self._send(peer, message)
                 case TearDown(peer, reason):
                     todo.extend(self._tear_down(peer, reason))
                 case Allocate():
                     pass  # every event ends with a look at all tickets
+
+    def _lose(self, owner: Owner) -> None:
+        if self._recomputes:
+            self.num_recomputed += 1
+            self.scheduler.recompute(owner)
+        else:
+            self.scheduler.lose_prefill(owner)
+            self._router.lost(owner)
 
     def _deliver(self, owner: Owner, token_id: int) -> None:
         self.scheduler.deliver(owner, token_id)
