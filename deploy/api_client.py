@@ -5,13 +5,14 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any, Literal, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
 from core.errors import ConfigError, SluiceError
 from core.ids import WorkerId
 from core.messages import Role, TierUse, WorkerLoad
+from deploy.request_trace import RequestTrace
 
 T = TypeVar("T")
 
@@ -148,6 +149,15 @@ class ApiClient:
             FailedAnswerError: the answer is an error, or not of a Sluice router.
         """
         return self._convert(self._checked("POST", "/v1/cache/reset"), CacheReset)
+
+    def trace(self, name: str) -> RequestTrace:
+        """Return what every process recorded of a request.
+
+        Raises:
+            UnreachableError: nothing answers.
+            FailedAnswerError: the request is unknown, or the answer not of a Sluice router.
+        """
+        return self._convert(self._checked("GET", f"/v1/trace/{quote(name)}"), RequestTrace)
 
     def stream(self, path: str, body: Mapping[str, object]) -> Iterator[dict[str, Any]]:
         """POST ``body`` and yield each server-sent event until ``[DONE]``.

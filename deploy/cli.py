@@ -17,6 +17,7 @@ from deploy.model_source import resolve_model
 from deploy.ray_environment import prepare_ray_environment
 from deploy.settings import load_settings
 from deploy.status import run_status
+from deploy.trace_command import run_trace
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -82,6 +83,10 @@ def _cache_show(arguments: argparse.Namespace) -> int:
     return run_cache_show(arguments.url)
 
 
+def _trace(arguments: argparse.Namespace) -> int:
+    return run_trace(arguments.url, arguments.request, out=arguments.out)
+
+
 def _fetch(arguments: argparse.Namespace) -> int:
     model = _settings(arguments).model
     sys.stdout.write(f"{resolve_model(model.model, model.revision).path}\n")
@@ -112,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_settings(_add(commands, "serve", _serve, "Start router and workers; Ctrl-C stops them."))
     _add_settings(_add(commands, "demo", _demo, "Start, answer five prompts, show how, stop."))
     _add_url(_add(commands, "status", _status, "Show a running deployment's workers and load."))
+    _add_trace(_add(commands, "trace", _trace, "Show one request's way, as a picture."))
     summary = "Show or reset a running deployment's prefix caches."
     cache = commands.add_parser("cache", help=summary, description=summary)
     _add_cache_commands(cache.add_subparsers(dest="subcommand", required=True, metavar="COMMAND"))
@@ -132,6 +138,19 @@ def _add_cache_commands(commands: "argparse._SubParsersAction[_OneLineParser]") 
         default=0.0,
         metavar="S",
         help="seconds to wait until what was in use is over, too; default: do not wait",
+    )
+
+
+def _add_trace(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "request", metavar="REQUEST", help="a response's id, or its x-request-id header"
+    )
+    _add_url(parser)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="FILE.svg, FILE.png or FILE.json; default: an SVG named after the request",
     )
 
 

@@ -41,6 +41,9 @@ def one_error_line(capsys: pytest.CaptureFixture[str]) -> str:
         (["cache", "reset", "--wait", "inf"], "--wait: 'inf' is not a number of seconds from 0"),
         (["cache", "reset", "--wait", "3601"], "from 0 to 3600"),
         (["cache"], "COMMAND"),
+        (["trace"], "REQUEST"),
+        (["trace", "cmpl-1", "--url", "ftp://somewhere"], "ftp://somewhere"),
+        (["trace", "cmpl-1", "--out", "way.gif"], "way.gif: end it in .svg, .png, .json"),
         (["start"], "start"),
         ([], "COMMAND"),
     ],
@@ -86,7 +89,9 @@ def test_a_busy_port_is_named_before_anything_starts(capsys: pytest.CaptureFixtu
     assert f"127.0.0.1:{port}" in one_error_line(capsys)
 
 
-@pytest.mark.parametrize("command", [["status"], ["cache", "show"], ["cache", "reset"]])
+@pytest.mark.parametrize(
+    "command", [["status"], ["cache", "show"], ["cache", "reset"], ["trace", "cmpl-1"]]
+)
 def test_commands_say_in_one_line_that_nothing_answers(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
