@@ -32,12 +32,10 @@ from decode.sources import Sources
 from decode.tracing import DecodeTrace
 from engine.batch import StepBatch, StepOutput
 from engine.host_arena import HostArena
-from engine.startup import Engine, start_engine
 from engine.step_loop import StepLoop
+from ranks.leader import Ranks
 from transfer.extents import Part
-from transfer.nixl_transport import NixlTransport
 from transfer.reader import Reader
-from transfer.reads import RankReads
 from transfer.tiers.opening import open_mover
 
 log = logging.getLogger(__name__)
@@ -52,22 +50,28 @@ async def run_decode(context: WorkerContext, stop: asyncio.Event) -> None:
         ConfigError: the model, a size or a port cannot be used.
         InternalError: an invariant broke; the process must end and be started anew.
     """
-    engine = await asyncio.to_thread(start_engine, context.model_path, context.config)
-    worker = DecodeWorker(context, engine)
+    incarnation = new_incarnation()
+    ranks = await Ranks.start(context, "decode", incarnation=incarnation)
     try:
-        await worker.serve(stop)
+        worker = DecodeWorker(context, ranks, incarnation)
+        try:
+            await worker.serve(stop)
+        finally:
+            await worker.close()
     finally:
-        await worker.close()
+        await ranks.close()
 
 
 class DecodeWorker:
     """The only place on decode where tokens, blocks and transfers meet; it decides nothing."""
 
-    def __init__(self, context: WorkerContext, engine: Engine) -> None:
+    def __init__(self, context: WorkerContext, ranks: Ranks, incarnation: Incarnation) -> None:
         config = context.config
+        engine = ranks.engine
         self._context = context
+        self._ranks = ranks
         self._engine = engine
-        self._incarnation: Incarnation = new_incarnation()
+        self._incarnation = incarnation
         self._clock = asyncio.get_running_loop().time
         watched = WorkerBlocks.make(
             engine.layout,
@@ -141,7 +145,7 @@ class DecodeWorker:
         """
         await self._mover.check()
         log.info("event=ready address=%s incarnation=%s", self._server.address, self._incarnation)
-        parts = [self._receive(), self._steps.run(), self._report.run()]
+        parts = [self._receive(), self._steps.run(), self._report.run(), self._ranks.watch()]
         if self._receiver is not None:
             parts.append(self._receiver.run())
         await run_until(stop, *parts)
@@ -374,8 +378,6 @@ class DecodeWorker:
     def _make_receiver(self) -> Receiver:
         context, engine = self._context, self._engine
         config = context.config
-        transport = NixlTransport(self._incarnation)
-        transport.register(engine.pool.address, engine.pool.nbytes)
         limit = int(config.cache.quarantine_fraction * engine.pool.num_blocks)
         self._metrics.gauge(
             "sluice_kv_quarantine_limit_blocks",
@@ -390,13 +392,8 @@ class DecodeWorker:
         )
         return Receiver(
             reader=reader,
-            open_reads=lambda on_end: RankReads(
-                transport,
-                compatibility=engine.compatibility,
-                pump_interval_s=config.transfer.pump_interval_s,
-                stats=reader.stats,
-                on_end=on_end,
-            ),
+            compatibility=engine.compatibility,
+            open_reads=partial(self._ranks.open_reads, reader.stats),
             open_sources=lambda receiver: Sources(context.keys, hello, receiver),
             memory=Memory(self._blocks, self._scheduler, self._digests_of),
             owner=self,

@@ -14,7 +14,7 @@ import uvloop
 
 from core.errors import ConfigError, MemoryCorruptionError
 from core.logs import set_up_logging
-from deploy.processes import die_with_parent
+from core.parent import die_with_parent
 
 log = logging.getLogger(__name__)
 

@@ -1,30 +1,12 @@
-"""Processes that this one started: finding them, ending them, and dying with a parent."""
+"""Processes that this one started: finding them and ending them."""
 
-import ctypes
-import os
 import signal
-import sys
 from collections.abc import Iterable, Sequence
 
 import psutil
 
-PR_SET_PDEATHSIG = 1
-"""Source: Linux prctl(2)."""
 TERM_GRACE_S = 1.0
 KILL_GRACE_S = 3.0
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it dies, frozen or not.
-
-    On systems without such a signal nothing happens; there Ray's own checks end an orphan.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)  # The parent died before the kernel knew.
 
 
 def with_descendants(roots: Iterable[psutil.Process]) -> list[psutil.Process]:

@@ -10,7 +10,7 @@ import msgspec
 from blockmgr.fences import KVWriters
 from blockmgr.worker_blocks import WorkerBlocks
 from core.channel import ClientId, ClientLost, ServerChannel
-from core.errors import HandshakeError, InternalError, RequestError
+from core.errors import HandshakeError, RequestError
 from core.ids import Incarnation, Owner, new_incarnation
 from core.messages import (
     AnyMessage,
@@ -32,17 +32,14 @@ from core.worker_context import WorkerContext
 from core.worker_report import ReportedCache, ReportedLoad, WorkerReport
 from engine.batch import StepBatch, StepOutput
 from engine.host_arena import HostArena
-from engine.startup import Engine, start_engine
 from engine.step_loop import StepLoop
 from prefill.scheduler import PrefillScheduler, SettledChunk
 from prefill.tracing import PrefillTrace
+from ranks.leader import Ranks
 from transfer.handshake import check_compatible
 from transfer.metrics import TransferMetrics
-from transfer.nixl_transport import NixlTransport
-from transfer.pump import Pump
 from transfer.tickets import Offer, TicketBook
 from transfer.tiers.opening import open_mover
-from transfer.transport import ReadOutcome
 
 log = logging.getLogger(__name__)
 
@@ -56,22 +53,28 @@ async def run_prefill(context: WorkerContext, stop: asyncio.Event) -> None:
         ConfigError: the model, a size or a port cannot be used.
         InternalError: an invariant broke; the process must end and be started anew.
     """
-    engine = await asyncio.to_thread(start_engine, context.model_path, context.config)
-    worker = PrefillWorker(context, engine)
+    incarnation = new_incarnation()
+    ranks = await Ranks.start(context, "prefill", incarnation=incarnation)
     try:
-        await worker.serve(stop)
+        worker = PrefillWorker(context, ranks, incarnation)
+        try:
+            await worker.serve(stop)
+        finally:
+            await worker.close()
     finally:
-        await worker.close()
+        await ranks.close()
 
 
 class PrefillWorker:
     """The only place on prefill where tokens, blocks and transfers meet; it decides nothing."""
 
-    def __init__(self, context: WorkerContext, engine: Engine) -> None:
+    def __init__(self, context: WorkerContext, ranks: Ranks, incarnation: Incarnation) -> None:
         config = context.config
+        engine = ranks.engine
         self._context = context
+        self._ranks = ranks
         self._engine = engine
-        self._incarnation: Incarnation = new_incarnation()
+        self._incarnation = incarnation
         self._clock = asyncio.get_running_loop().time
         watched = WorkerBlocks.make(
             engine.layout,
@@ -93,13 +96,7 @@ class PrefillWorker:
         self._book = TicketBook(self._incarnation, lease_s=config.transfer.lease_s)
         self._readers: dict[Owner, ClientId] = {}
         self._arrived_at: dict[Owner, float] = {}
-        self._transport = NixlTransport(self._incarnation)
-        self._transport.register(engine.pool.address, engine.pool.nbytes)
-        self._pump = Pump(
-            self._transport,
-            interval_s=config.transfer.pump_interval_s,
-            on_outcome=_refuse_outcome,
-        )
+        self._source = ranks.open_source()
         self._lease_may_be_new = asyncio.Event()
         self._steps = StepLoop(
             engine.runner,
@@ -150,15 +147,19 @@ class PrefillWorker:
         await self._mover.check()
         log.info("event=ready address=%s incarnation=%s", self._server.address, self._incarnation)
         await run_until(
-            stop, self._receive(), self._steps.run(), self._report.run(), self._expire_leases()
+            stop,
+            self._receive(),
+            self._steps.run(),
+            self._report.run(),
+            self._expire_leases(),
+            self._ranks.watch(),
         )
 
     async def close(self) -> None:
         """Stop everything that this worker has started."""
         self._steps.close(timeout_s=CLOSE_TIMEOUT_S)
         await self._mover.close(timeout_s=CLOSE_TIMEOUT_S)
-        self._pump.close()
-        self._transport.close()
+        self._source.close()
         self._server.close()
         self._report.close()
 
@@ -177,7 +178,7 @@ class PrefillWorker:
         return Welcome(
             worker_id=self._context.worker_id,
             incarnation=self._incarnation,
-            pools=(self._transport.endpoint(),),
+            pools=self._source.endpoints,
             compatibility=self._compatibility,
         )
 
@@ -194,7 +195,7 @@ class PrefillWorker:
                 self._server.send(client, self._book.renew(message, self._clock()))
                 self._lease_may_be_new.set()
             case Reading(active):
-                self._pump.serve(client, active=active)
+                self._source.serve(client, active=active)
             case Released() | Withdraw():
                 self._end_by_reader(message)
             case ClientLost():
@@ -254,7 +255,7 @@ class PrefillWorker:
 
         It may be cut off and still reading: the lease, not the silence, decides.
         """
-        self._pump.serve(client, active=False)
+        self._source.serve(client, active=False)
         for owner in self._book.reader_lost(client.hex()):
             self._trace.failed(owner, "the reader was lost before its first ticket")
             self._release(owner)
@@ -358,7 +359,7 @@ class PrefillWorker:
     def _export_transfers(self) -> None:
         registry = self._metrics.registry
         transfers = TransferMetrics(
-            self._book.stats, registry, role="prefill", transport=self._transport.name
+            self._book.stats, registry, role="prefill", transport=self._source.transport
         )
         transfers.gauge(
             "sluice_kv_leases", "Requests with tickets out", lambda: self._book.num_leased
@@ -368,8 +369,3 @@ class PrefillWorker:
             "Bytes of the registered pool",
             lambda: self._engine.pool.nbytes,
         )
-
-
-def _refuse_outcome(outcome: ReadOutcome) -> None:
-    """A prefill worker posts no reads."""
-    raise InternalError(f"prefill got the outcome of read {outcome.read}")

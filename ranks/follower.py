@@ -1,0 +1,186 @@
+"""A follower: the process of every rank but the leader's. It decides nothing."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import threading
+from functools import partial
+
+import torch
+
+from core.errors import ConfigError, StepFailedError, TransferError
+from core.ids import StepSeq
+from core.logs import set_up_logging
+from core.parent import die_with_parent
+from core.tasks import run_until
+from engine.batch import StepBatch, StepOutput
+from engine.executor import StepExecutor
+from engine.rank_group import RankGroup, RankPlace
+from engine.startup import Engine, start_engine
+from ranks.frames import FrameChannel, receive_frame, send_frame
+from ranks.messages import (
+    Connect,
+    Ended,
+    Loaded,
+    Meet,
+    Observed,
+    Post,
+    RankSpec,
+    Serve,
+    Started,
+    StartFailed,
+    StepDone,
+    TearDown,
+)
+from ranks.rank_transfers import RankSource, open_rank_reads
+from transfer.reads import ReadEnd, Reads
+from transfer.stats import ReadObservation, TransferStats
+
+log = logging.getLogger(__name__)
+
+EXIT_LEADER_GONE = 0
+EXIT_CRASHED = 1
+
+
+def run_follower(spec: RankSpec, steps: socket.socket, transfers: socket.socket) -> None:
+    """Run in a process of its own, for as long as the leader holds the other ends.
+
+    Ends at once, in whatever it is, when the leader is gone: nobody waits for its results then,
+    and a rank alone would wait in a collective.
+    """
+    die_with_parent()
+    # An interrupt from a terminal comes to the whole group: the leader ends this rank in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    set_up_logging(spec.config.log_level, worker=f"{spec.worker}-rank-{spec.rank}")
+    try:
+        engine = _start(spec, steps)
+        asyncio.run(_serve(spec, engine, steps, transfers))
+    except ConnectionError:
+        _exit(EXIT_LEADER_GONE)
+    except Exception:
+        log.exception("rank crashed")
+        _exit(EXIT_CRASHED)
+
+
+def _start(spec: RankSpec, steps: socket.socket) -> Engine:
+    """Load this rank's part and warm it up, together with the others.
+
+    Raises:
+        OSError: the leader is gone.
+        Exception: this rank cannot start; the leader knows.
+    """
+
+    def join(device: torch.device) -> RankGroup:
+        send_frame(steps, Loaded())
+        if not isinstance(message := receive_frame(steps), Meet):
+            raise ConnectionAbortedError(f"unexpected {message} before the ranks have met")
+        return RankGroup.join(spec.store, rank=spec.rank, size=spec.num_ranks, device=device)
+
+    place = RankPlace(rank=spec.rank, num_ranks=spec.num_ranks, join=join)
+    try:
+        return start_engine(spec.model_path, spec.config, place=place)
+    except OSError:
+        raise
+    except Exception as error:
+        send_frame(steps, StartFailed(str(error), is_final=isinstance(error, ConfigError)))
+        raise
+
+
+async def _serve(
+    spec: RankSpec, engine: Engine, steps: socket.socket, transfers: socket.socket
+) -> None:
+    """Do what the leader says until this process is ended. Raises what broke."""
+    transfer = _Transfers(spec, engine, transfers)
+    send_frame(steps, Started(transfer.endpoint))
+    thread = threading.Thread(target=_run_steps, args=(engine, steps), name="steps", daemon=True)
+    thread.start()
+    await run_until(asyncio.Event())
+
+
+def _run_steps(engine: Engine, steps: socket.socket) -> None:
+    """Run the leader's steps in order; the end of the connection ends the process."""
+    executor = StepExecutor(engine.runner, partial(_report_step, steps))
+    try:
+        # Waits without a deadline: the leader's end closes the socket.
+        while isinstance(batch := receive_frame(steps), StepBatch):
+            executor.submit(batch)
+        log.error("unexpected message=%s", batch)
+    except OSError:
+        _exit(EXIT_LEADER_GONE)
+    except StepFailedError:
+        log.error("a step follows one that failed")  # noqa: TRY400 - the failure is logged already
+    _exit(EXIT_CRASHED)
+
+
+def _report_step(steps: socket.socket, step: StepSeq, result: StepOutput | StepFailedError) -> None:
+    failure = str(result) if isinstance(result, StepFailedError) else None
+    try:
+        send_frame(steps, StepDone(step, failure))
+    except OSError:
+        _exit(EXIT_LEADER_GONE)
+
+
+class _Transfers:
+    """Carries this rank's part of transfers out."""
+
+    def __init__(self, spec: RankSpec, engine: Engine, sock: socket.socket) -> None:
+        self._channel = FrameChannel(
+            sock, on_message=self._take, on_lost=partial(_exit, EXIT_LEADER_GONE)
+        )
+        self._reads: Reads | None = None
+        self._source: RankSource | None = None
+        config = spec.config.transfer
+        if spec.role == "prefill":
+            self._source = RankSource(engine, config, incarnation=spec.incarnation)
+        elif spec.has_transfers:
+            self._reads = open_rank_reads(
+                engine,
+                config,
+                incarnation=spec.incarnation,
+                stats=_ForwardedStats(self._channel),
+                on_end=self._end,
+            )
+        self.endpoint = None if self._source is None else self._source.endpoint()
+
+    def _take(self, message: object) -> None:
+        match message:
+            case Serve(reader, active) if self._source is not None:
+                self._source.serve(reader, active=active)
+            case Connect() if self._reads is not None:
+                self._connect(self._reads, message)
+            case Post(read) if self._reads is not None:
+                self._reads.post(read)
+            case TearDown(source, reason) if self._reads is not None:
+                self._reads.tear_down(source, reason)
+            case _:
+                log.error("dropped=%s", type(message).__name__)
+
+    @staticmethod
+    def _connect(reads: Reads, connect: Connect) -> None:
+        try:
+            reads.connect(connect.source, connect.welcome)
+        except TransferError as error:
+            # Reads from there end as failed, and so does the worker's whole read.
+            log.warning("event=not_connected source=%s reason=%s", connect.source, error)
+
+    def _end(self, end: ReadEnd) -> None:
+        self._channel.send(Ended(end))
+
+
+class _ForwardedStats(TransferStats):
+    """The leader counts for all ranks."""
+
+    def __init__(self, channel: FrameChannel) -> None:
+        super().__init__()
+        self._channel = channel
+
+    def observe_read(self, read: ReadObservation) -> None:
+        """See ``TransferStats.observe_read``."""
+        self._channel.send(Observed(read))
+
+
+def _exit(code: int) -> None:
+    logging.shutdown()
+    os._exit(code)

@@ -1,0 +1,78 @@
+"""What moves bytes in one rank, leader or follower, into or out of its own pool."""
+
+from collections.abc import Callable, Hashable
+
+from core.config import TransferConfig
+from core.errors import InternalError
+from core.ids import Incarnation
+from core.messages import PoolEndpoint
+from engine.startup import Engine
+from transfer.nixl_transport import NixlTransport
+from transfer.pump import Pump
+from transfer.reads import RankReads, ReadEnd
+from transfer.stats import TransferStats
+from transfer.transport import ReadOutcome, Transport
+
+
+def open_rank_reads(
+    engine: Engine,
+    config: TransferConfig,
+    *,
+    incarnation: Incarnation,
+    stats: TransferStats,
+    on_end: Callable[[ReadEnd], None],
+) -> RankReads:
+    """Return what carries reads into this rank's pool out, on the running loop.
+
+    Raises:
+        ConfigError: the transport cannot be used, or does not take the pool.
+    """
+    return RankReads(
+        _transport(engine, incarnation),
+        compatibility=engine.compatibility,
+        rank=engine.rank,
+        pump_interval_s=config.pump_interval_s,
+        stats=stats,
+        on_end=on_end,
+    )
+
+
+class RankSource:
+    """This rank's pool as others read it, on the running loop."""
+
+    def __init__(self, engine: Engine, config: TransferConfig, *, incarnation: Incarnation) -> None:
+        self._transport = _transport(engine, incarnation)
+        self._pump = Pump(
+            self._transport, interval_s=config.pump_interval_s, on_outcome=_refuse_outcome
+        )
+
+    @property
+    def transport(self) -> str:
+        """Name of what moves the bytes."""
+        return self._transport.name
+
+    def endpoint(self) -> PoolEndpoint:
+        """Return what a reader needs."""
+        return self._transport.endpoint()
+
+    def serve(self, reader: Hashable, *, active: bool) -> None:
+        """See ``Pump.serve``."""
+        self._pump.serve(reader, active=active)
+
+    def close(self) -> None:
+        """Serve nobody any more."""
+        self._pump.close()
+        self._transport.close()
+
+
+def _transport(engine: Engine, incarnation: Incarnation) -> Transport:
+    # Ranks of one worker are different processes: no two may have one name.
+    name = incarnation if engine.rank == 0 else Incarnation(f"{incarnation}.{engine.rank}")
+    transport = NixlTransport(name)
+    transport.register(engine.pool.address, engine.pool.nbytes)
+    return transport
+
+
+def _refuse_outcome(outcome: ReadOutcome) -> None:
+    """A source posts no reads."""
+    raise InternalError(f"a source got the outcome of read {outcome.read}")
