@@ -8,6 +8,7 @@ from core.config import SluiceConfig
 from core.errors import ConfigError
 from core.kv_layout import KVLayout
 from core.messages import Compatibility
+from engine.executor import StepRunner
 from engine.forward import PagedModel
 from engine.kv_pool import KVPool
 from engine.loading import load_model
@@ -26,7 +27,7 @@ class Engine:
     spec: ModelSpec
     layout: KVLayout
     pool: KVPool
-    runner: ModelRunner
+    runner: StepRunner
     max_model_len: int
     """Tokens of one sequence that the model and the pool both allow."""
     num_kv_heads: int
