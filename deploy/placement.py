@@ -40,17 +40,25 @@ def worker_bundle(config: SluiceConfig, *, private: bool, num_gpus: float) -> Bu
     """Return one prefill or decode worker's room.
 
     A private session gives each worker one of its nominal CPUs. On a cluster a worker asks for
-    its threads. Each worker gets a GPU of its own, or an equal share where there are too few on
-    this machine.
+    its threads, of which each rank has one at least. Each rank gets a GPU of its own, all on one
+    node; a worker of one rank gets an equal share where there are too few on this machine.
 
     Raises:
-        ConfigError: the config demands CUDA, and there is none.
+        ConfigError: the config demands CUDA, and there is none, or fewer than one worker's ranks.
     """
-    cpus = 1.0 if private else float(config.engine.num_threads or 1)
+    num_ranks = config.engine.tensor_parallel_size
+    cpus = 1.0 if private else float(max(config.engine.num_threads, num_ranks))
     if config.model.device == "cpu" or num_gpus == 0:
         if config.model.device == "cuda":
             raise ConfigError("model.device: cuda, but Ray sees no GPU; use device: cpu or auto")
         return Bundle({"CPU": cpus})
+    if num_ranks > 1:
+        if num_gpus < num_ranks:
+            raise ConfigError(
+                f"engine.tensor_parallel_size={num_ranks}: Ray sees {num_gpus:g} GPUs, and each "
+                "rank needs one of its own; lower it, or use model.device: cpu"
+            )
+        return Bundle({"CPU": cpus, "GPU": float(num_ranks)})
     num_workers = config.deploy.prefill + config.deploy.decode
     share = 1.0
     if private and num_gpus < num_workers:

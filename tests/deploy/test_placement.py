@@ -40,6 +40,21 @@ def test_workers_share_the_gpus_of_one_machine_only_where_there_are_too_few(
     assert bundle.num_gpus == pytest.approx(share)
 
 
+def test_each_rank_of_a_worker_gets_a_core_and_a_gpu_of_its_own() -> None:
+    """In one bundle, because the ranks of a worker run on one node."""
+    two_ranks = config(engine={"tensor_parallel_size": 2})
+    bundle = worker_bundle(two_ranks, private=False, num_gpus=8)
+    assert (bundle.num_cpus, bundle.num_gpus) == (2.0, 2.0)
+    many_threads = config(engine={"tensor_parallel_size": 2, "num_threads": 6})
+    assert worker_bundle(many_threads, private=False, num_gpus=0).num_cpus == 6.0
+
+
+def test_ranks_do_not_share_a_gpu() -> None:
+    two_ranks = config(engine={"tensor_parallel_size": 2})
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size=2: Ray sees 1 GPUs"):
+        worker_bundle(two_ranks, private=True, num_gpus=1)
+
+
 def test_cpu_workers_leave_the_gpus_alone() -> None:
     bundle = worker_bundle(config(model={"device": "cpu"}), private=True, num_gpus=8)
     assert bundle.num_gpus == 0.0
