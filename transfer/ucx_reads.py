@@ -6,18 +6,21 @@ message otherwise: the source is asked, and sends all extents of a read as one m
 
 import ctypes
 import secrets
+import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from core.errors import InternalError
 from core.ids import ReadId
 from transfer.descriptors import Descriptors, Pool
 from transfer.ucx_bindings import (
     EXACT_TAG,
     IN_PROGRESS,
+    OK,
     RequestParams,
     TagInfo,
     UcxStatusError,
@@ -52,17 +55,40 @@ class UcxReads(Protocol):
         ...
 
     def release(self) -> None:
-        """Give back what outlives the worker. Called right before the worker is destroyed."""
+        """Give back what must not outlive the worker, right before the worker is destroyed."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How much of one-sided reads is given to UCX at a time."""
+
+    nbytes: int
+    requests: int
+
+
+SYNCHRONOUS_WINDOW: Final = Window(nbytes=16 * 2**20, requests=512)
+"""Where the bytes are copied by this process itself: what a tear-down has to see through."""
+DEVICE_WINDOW: Final = Window(nbytes=256 * 2**20, requests=4096)
+_RUN_DOWN_S: Final = 10.0
+
+
+@dataclass(slots=True)
+class _Gets:
+    """One read: the extents that are not posted, and the requests of those that are."""
+
+    todo: deque[tuple[int, int, int]]
+    posted: deque[tuple[int, int]] = field(default_factory=deque[tuple[int, int]])
+    """(request, bytes), oldest first."""
 
 
 class OneSidedReads:
     """See ``UcxReads``: one ``ucp_get_nbx`` for each extent."""
 
     def __init__(
-        self, worker: UcxWorker, endpoint: int, source: PoolAddress, pool: Pool, memory: int
+        self, worker: UcxWorker, endpoint: int, source: PoolAddress, pool: Pool, window: Window
     ) -> None:
-        """Read through ``endpoint`` into ``pool``, whose registration is ``memory``.
+        """Read through ``endpoint`` into ``pool``, the registered one.
 
         Raises:
             UcxStatusError: the source's key cannot be used.
@@ -71,61 +97,104 @@ class OneSidedReads:
         self._ucp = ucp
         self._worker = worker
         self._endpoint = endpoint
+        self._window = window
         unpack = ucp.short("ucp_ep_rkey_unpack")
         self._key = ucp.handle("key of the pool", unpack, endpoint, source.key)
         self._params = RequestParams(
             op_attr_mask=RequestParams.MEMORY_TYPE | RequestParams.MEMORY_HANDLE,
             memory_type=MEMORY_TYPES[pool.memory],
-            memh=memory,
+            memh=worker.context.memory,
         )
         self._get: Any = ucp.short("ucp_get_nbx")
         self._status: Any = ucp.short("ucp_request_check_status")
         self._free: Any = ucp.short("ucp_request_free")
-        self._reads: dict[ReadId, deque[int]] = {}
+        self._reads: dict[ReadId, _Gets] = {}
+        self._nbytes = 0
+        self._requests = 0
 
     def post(self, read: ReadId, descriptors: Descriptors) -> None:
         """See ``UcxReads.post``."""
-        requests: deque[int] = deque()
-        self._reads[read] = requests
-        get, endpoint, key, params = self._get, self._endpoint, self._key, self._params
-        by_reference = ctypes.byref(params)
-        self._worker.touch()
-        for local, remote, nbytes in zip(
+        todo = zip(
             descriptors.local.tolist(),
             descriptors.remote.tolist(),
             descriptors.nbytes.tolist(),
             strict=True,
-        ):
-            pointer = get(endpoint, local, nbytes, remote, key, by_reference)
-            if pointer is not None:
-                requests.append(pointer)
-                self._ucp.require_request(pointer, "get")
+        )
+        self._reads[read] = _Gets(deque(todo))
+        self._fill()
 
     def take_landed(self) -> list[ReadId]:
         """See ``UcxReads.take_landed``."""
-        landed = [read for read, requests in self._reads.items() if self._is_over(requests)]
+        landed: list[ReadId] = []
+        for read, gets in self._reads.items():
+            self._drop_complete(gets)
+            if gets.posted:
+                continue
+            if gets.todo:
+                break
+            landed.append(read)
         for read in landed:
             del self._reads[read]
+        self._fill()
         return landed
-
-    def _is_over(self, requests: deque[int]) -> bool:
-        """Drop requests that are complete, from the oldest on."""
-        status, free = self._status, self._free
-        while requests:
-            result = status(requests[0])
-            if result == IN_PROGRESS:
-                return False
-            free(requests.popleft())
-            self._ucp.check(result, "get")
-        return True
 
     def pending(self) -> list[ReadId]:
         """See ``UcxReads.pending``."""
         return list(self._reads)
 
     def release(self) -> None:
-        """See ``UcxReads.release``."""
+        """See ``UcxReads.release``.
+
+        UCX cannot destroy a worker that has copies of local memory outstanding. They are made by
+        this process, need nobody else, and are a window at most: they are made.
+
+        Raises:
+            InternalError: one did not end.
+        """
+        deadline = time.monotonic() + _RUN_DOWN_S
+        for gets in self._reads.values() if self._window is SYNCHRONOUS_WINDOW else ():
+            for request, _ in gets.posted:
+                while self._status(request) == IN_PROGRESS:
+                    self._worker.progress(limit_s=0)
+                    if time.monotonic() > deadline:
+                        raise InternalError("a copy from a peer's memory does not end")
+                self._free(request)
+        self._reads.clear()
         self._ucp.short("ucp_rkey_destroy")(self._key)
+
+    def _fill(self) -> None:
+        """Post the oldest extents that are not, as far as the window goes."""
+        get, endpoint, key, window = self._get, self._endpoint, self._key, self._window
+        params = ctypes.byref(self._params)
+        for gets in self._reads.values():
+            todo, posted = gets.todo, gets.posted
+            while todo:
+                if self._nbytes >= window.nbytes or self._requests >= window.requests:
+                    return
+                local, remote, nbytes = todo.popleft()
+                request = get(endpoint, local, nbytes, remote, key, params)
+                if request is None:
+                    continue
+                self._ucp.request(request, "get")
+                posted.append((request, nbytes))
+                self._nbytes += nbytes
+                self._requests += 1
+                self._worker.touch()
+
+    def _drop_complete(self, gets: _Gets) -> None:
+        """Forget requests that are complete, from the oldest on."""
+        status, free, posted = self._status, self._free, gets.posted
+        while posted:
+            request, nbytes = posted[0]
+            result = status(request)
+            if result == IN_PROGRESS:
+                return
+            posted.popleft()
+            free(request)
+            self._nbytes -= nbytes
+            self._requests -= 1
+            if result != OK:
+                self._ucp.check(result, "get")
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ import itertools
 import logging
 import secrets
 import select
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -27,7 +28,13 @@ from transfer.transport import Extent, MemoryKind, Path, ReadOutcome
 from transfer.ucx_bindings import FAIL_FATAL, FAIL_PEER, Ucp, UcxStatusError
 from transfer.ucx_library import load_ucx
 from transfer.ucx_paths import path_of
-from transfer.ucx_reads import MessageReads, OneSidedReads, UcxReads
+from transfer.ucx_reads import (
+    DEVICE_WINDOW,
+    SYNCHRONOUS_WINDOW,
+    MessageReads,
+    OneSidedReads,
+    UcxReads,
+)
 from transfer.ucx_serving import PoolServer
 from transfer.ucx_wire import TOKEN_NBYTES, PoolAddress, boot_id, decode_address, encode_address
 from transfer.ucx_worker import UcxContext, UcxWorker
@@ -53,6 +60,7 @@ class _Peer:
 
     worker: UcxWorker
     endpoint: int
+    error_mode: int
     pool: Pool
     path: Path
     reads: UcxReads
@@ -200,6 +208,8 @@ class UcxTransport:
             return []
         self._ready.unregister(target.worker.descriptor)
         reads = target.reads.pending()
+        if target.error_mode == FAIL_PEER:
+            target.worker.disconnect(target.endpoint)
         target.reads.release()
         target.worker.destroy()
         return reads
@@ -255,7 +265,7 @@ class UcxTransport:
                 if error_mode == FAIL_PEER or path.kind in {"shared_memory", "cuda_ipc"}:
                     reads = self._reads(worker, to_source, path, source, endpoint)
                     remote = Pool(endpoint.base_address, endpoint.nbytes, pool.memory)
-                    return _Peer(worker, to_source, remote, path, reads)
+                    return _Peer(worker, to_source, error_mode, remote, path, reads)
             except UcxStatusError:
                 worker.destroy()
                 raise
@@ -273,20 +283,21 @@ class UcxTransport:
         pool, _ = self._registered()
         if path.kind == "tcp":
             return MessageReads(worker, to_source, source, pool, endpoint.base_address)
-        memory = self._context.memory
-        if memory is None:
-            raise InternalError("transport ucx has no registered pool")
-        return OneSidedReads(worker, to_source, source, pool, memory)
+        window = DEVICE_WINDOW if path.kind == "rdma" else SYNCHRONOUS_WINDOW
+        return OneSidedReads(worker, to_source, source, pool, window)
 
     def _poll_peer(self, peer: Incarnation, target: _Peer) -> None:
         """Record the peer's completed reads; fail it if one failed, or if it has ended."""
-        target.worker.progress(limit_s=_TURN_S)
-        try:
-            landed = target.reads.take_landed()
-        except UcxStatusError as error:
-            self._fail_peer(peer, str(error))
-            return
-        self._unreported.extend(ReadOutcome(read, peer) for read in landed)
+        deadline = time.perf_counter() + _TURN_S
+        is_busy = True
+        while is_busy and time.perf_counter() < deadline:
+            is_busy = target.worker.progress(limit_s=_TURN_S)
+            try:
+                landed = target.reads.take_landed()
+            except UcxStatusError as error:
+                self._fail_peer(peer, str(error))
+                return
+            self._unreported.extend(ReadOutcome(read, peer) for read in landed)
         if target.worker.failed_endpoints:
             _, reason = target.worker.failed_endpoints[0]
             self._fail_peer(peer, reason)

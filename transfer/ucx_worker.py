@@ -189,12 +189,19 @@ class UcxWorker:
         except UcxStatusError:
             return None  # It had failed: there is nothing left of it.
 
-    def progress(self, *, limit_s: float) -> None:
-        """Move bytes until nothing is left to do now, or ``limit_s`` are over."""
+    def progress(self, *, limit_s: float) -> bool:
+        """Move bytes until nothing is left to do now, or ``limit_s`` are over.
+
+        Returns:
+            Whether there was anything to do.
+        """
         self._is_armed = False
+        if not self._progress(self.handle):
+            return False
         deadline = time.perf_counter() + limit_s
-        while self._progress(self.handle) and time.perf_counter() < deadline:
+        while time.perf_counter() < deadline and self._progress(self.handle):
             pass
+        return True
 
     def touch(self) -> None:
         """Something was posted: what the wake-up descriptor says is out of date."""

@@ -1,4 +1,7 @@
-"""One prefill and one decode side over an adversary network, validated after each test."""
+"""One prefill and one decode side over an adversary network, validated after each test.
+
+For the conformance suite: real processes that serve pools over each transport.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -6,6 +9,8 @@ from typing import Any
 import pytest
 
 from tests.transfer.adversary import Network
+from tests.transfer.source_process import SourceProcess
+from tests.transfer.transport_cases import CASES, NBYTES, Case, Side
 from tests.transfer.two_sides import DecodeSide, PrefillSide, layout
 
 MakeDecode = Callable[..., DecodeSide]
@@ -41,3 +46,40 @@ def decode(make_decode: MakeDecode, prefill: PrefillSide) -> DecodeSide:
     side = make_decode()
     side.pair(prefill)
     return side
+
+
+MakeSource = Callable[..., SourceProcess]
+
+
+@pytest.fixture(params=CASES, ids=str)
+def case(request: pytest.FixtureRequest) -> Case:
+    return request.param
+
+
+@pytest.fixture
+def make_source(case: Case) -> Iterator[MakeSource]:
+    made: list[SourceProcess] = []
+
+    def make(name: str = "source", seed: int = 1) -> SourceProcess:
+        made.append(
+            SourceProcess(
+                name, NBYTES, ucx_options=case.options, seed=seed, transport=case.transport
+            )
+        )
+        return made[-1]
+
+    yield make
+    for source in made:
+        source.close()
+
+
+@pytest.fixture
+def source(make_source: MakeSource) -> SourceProcess:
+    return make_source()
+
+
+@pytest.fixture
+def side(case: Case) -> Iterator[Side]:
+    side = Side(case)
+    yield side
+    side.transport.close()

@@ -147,7 +147,7 @@ def serve(transport: Transport, pool: np.ndarray) -> None:
             case ["usage"]:
                 print_line(str(time.process_time()))
             case ["open_files"]:
-                print_line(str(len(os.listdir("/proc/self/fd"))))
+                print_line(str(len(list(Path("/proc/self/fd").iterdir()))))
             case [("serve" | "idle") as mode]:
                 is_serving = mode == "serve"
                 print_line(mode)

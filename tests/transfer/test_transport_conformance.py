@@ -4,14 +4,9 @@ The failures guarded are the worst that this layer can have: a byte that lands a
 said that none will, a read that never ends, a source that dies with its reader, a spinning core.
 """
 
-import base64
-import json
 import random
 import select
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import pytest
@@ -19,85 +14,12 @@ import pytest
 from core.errors import ConfigError, PeerLostError, TransferError
 from core.ids import Incarnation, ReadId
 from core.messages import PoolEndpoint
-from tests.transfer.source_process import ROOT, SourceProcess, pattern
-from transfer.nixl_transport import NixlTransport
-from transfer.transport import Extent, ReadOutcome, Transport
+from tests.transfer.conftest import MakeSource
+from tests.transfer.source_process import SourceProcess, pattern
+from tests.transfer.transport_cases import BLOCK, NBYTES, NUM_BLOCKS, WHOLE, Case, Side
+from transfer.transport import Extent
 
 pytestmark = [pytest.mark.ucx, pytest.mark.timeout(120)]
-
-NUM_BLOCKS = 256
-BLOCK = 64 * 1024
-NBYTES = NUM_BLOCKS * BLOCK
-BOUND_S = 20.0
-
-PATHS: dict[str, Mapping[str, str]] = {"shared_memory": {}, "tcp": {"TLS": "tcp"}}
-
-
-class Side:
-    """The reading side of a test."""
-
-    def __init__(self, options: Mapping[str, str], name: str = "reader") -> None:
-        self.pool = np.zeros(NBYTES, dtype=np.uint8)
-        self.transport: Transport = NixlTransport(Incarnation(name), ucx_options=options)
-        self.transport.register(self.pool.ctypes.data, NBYTES)
-
-    def connect(self, source: SourceProcess) -> Incarnation:
-        self.transport.connect(source.incarnation, source.endpoint)
-        return source.incarnation
-
-    def outcomes(self, count: int = 1, *, within_s: float = BOUND_S) -> list[ReadOutcome]:
-        """Return at least ``count`` outcomes, or fail."""
-        found: list[ReadOutcome] = []
-        deadline = time.monotonic() + within_s
-        while len(found) < count:
-            assert time.monotonic() < deadline, "a read is not terminal in time"
-            found += self.transport.poll()
-            select.select([], [], [], 0.0005)
-        return found
-
-    def read(self, source: SourceProcess, extents: list[Extent]) -> ReadOutcome:
-        read = self.transport.read(source.incarnation, extents)
-        (outcome,) = self.outcomes()
-        assert outcome.read == read
-        return outcome
-
-
-@pytest.fixture(params=PATHS)
-def path(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def options(path: str) -> Mapping[str, str]:
-    return PATHS[path]
-
-
-MakeSource = Callable[..., SourceProcess]
-
-
-@pytest.fixture
-def make_source(options: Mapping[str, str]) -> Iterator[MakeSource]:
-    made: list[SourceProcess] = []
-
-    def make(name: str = "source", seed: int = 1) -> SourceProcess:
-        made.append(SourceProcess(name, NBYTES, ucx_options=options, seed=seed))
-        return made[-1]
-
-    yield make
-    for source in made:
-        source.close()
-
-
-@pytest.fixture
-def source(make_source: MakeSource) -> SourceProcess:
-    return make_source()
-
-
-@pytest.fixture
-def side(options: Mapping[str, str]) -> Iterator[Side]:
-    side = Side(options)
-    yield side
-    side.transport.close()
 
 
 def shuffled(seed: int, count: int = NUM_BLOCKS) -> list[Extent]:
@@ -105,9 +27,6 @@ def shuffled(seed: int, count: int = NUM_BLOCKS) -> list[Extent]:
     remote = rng.sample(range(NUM_BLOCKS), count)
     local = rng.sample(range(NUM_BLOCKS), count)
     return [Extent(a * BLOCK, b * BLOCK, BLOCK) for a, b in zip(local, remote, strict=True)]
-
-
-WHOLE = [Extent(at, at, BLOCK) for at in range(0, NBYTES, BLOCK)]
 
 
 def test_bytes_arrive_exactly_and_nothing_else_changes(source: SourceProcess, side: Side) -> None:
@@ -182,32 +101,6 @@ def test_a_source_killed_in_mid_read_fails_it_and_nothing_lands_later(
     assert (side.pool == 0x5A).all()
 
 
-def test_teardown_with_a_frozen_source_is_proof(
-    source: SourceProcess, side: Side, path: str
-) -> None:
-    """After ``tear_down`` not one byte lands, even when the source goes on and answers."""
-    peer = side.connect(source)
-    assert side.read(source, WHOLE[:1]).is_complete
-    source.freeze()
-    reads = [side.transport.read(peer, WHOLE) for _ in range(4)]
-    reported = [outcome.read for outcome in side.transport.poll()]
-    reported += side.transport.tear_down(peer)
-    assert sorted(reported) == sorted(reads), "each read ends exactly once"
-    side.pool[:] = 0x5A
-    source.wake()
-    for _ in range(200):
-        assert side.transport.poll() == []
-        select.select([], [], [], 0.002)
-    assert (side.pool == 0x5A).all()
-    if path == "shared_memory":
-        assert source.process.poll() is None, "the source takes no part in such a read"
-        side.connect(source)
-        assert side.read(source, WHOLE).is_complete
-    # Over TCP, UCX may abort the woken source: see ``transfer.nixl_transport``. Either way:
-    elif source.process.poll() is not None:
-        assert source.process.poll() == -6
-
-
 def test_other_peers_reads_go_on_while_one_is_torn_down(
     make_source: MakeSource, side: Side
 ) -> None:
@@ -226,39 +119,6 @@ def test_other_peers_reads_go_on_while_one_is_torn_down(
     assert (side.pool[100 * BLOCK :] == pattern(9, NBYTES)[100 * BLOCK :]).all()
 
 
-def test_source_survives_killed_readers_and_serves_the_next(
-    source: SourceProcess, side: Side, options: Mapping[str, str], path: str
-) -> None:
-    if path == "tcp":
-        pytest.skip("over TCP, UCX may abort the source of a killed reader: documented")
-    for _ in range(3):
-        kill_a_reader_in_mid_read(source, options)
-    assert source.process.poll() is None
-    side.connect(source)
-    assert side.read(source, WHOLE).is_complete
-    assert (side.pool == pattern(1, NBYTES)).all()
-
-
-def kill_a_reader_in_mid_read(source: SourceProcess, options: Mapping[str, str]) -> None:
-    config = {
-        "metadata": base64.b64encode(source.endpoint.metadata).decode(),
-        "base_address": source.endpoint.base_address,
-        "nbytes": source.endpoint.nbytes,
-        "ucx_options": dict(options),
-        "num_blocks": NUM_BLOCKS,
-    }
-    reader = subprocess.Popen(
-        [sys.executable, "-m", "tests.transfer.reader_process", json.dumps(config)],
-        stdout=subprocess.PIPE,
-        cwd=ROOT,
-    )
-    assert reader.stdout is not None
-    for _ in range(3):
-        assert reader.stdout.readline() == b"reading\n"
-    reader.kill()
-    reader.communicate(timeout=10)
-
-
 def test_a_restarted_source_of_the_same_name_is_a_new_peer(
     make_source: MakeSource, side: Side
 ) -> None:
@@ -273,10 +133,10 @@ def test_a_restarted_source_of_the_same_name_is_a_new_peer(
     assert (side.pool == pattern(2, NBYTES)).all()
 
 
-def test_two_agents_that_start_together_both_work(make_source: MakeSource) -> None:
+def test_two_agents_that_start_together_both_work(make_source: MakeSource, case: Case) -> None:
     """A pair that initialises at once looped in UCX elsewhere (nixl issue 1668)."""
     sources = [make_source("a", 3), make_source("b", 4)]
-    sides = [Side(PATHS["shared_memory"], name) for name in ("ra", "rb")]
+    sides = [Side(case, name) for name in ("ra", "rb")]
     for side in sides:
         for source in sources:
             side.connect(source)
@@ -284,23 +144,41 @@ def test_two_agents_that_start_together_both_work(make_source: MakeSource) -> No
         side.transport.close()
 
 
-def test_an_idle_registered_process_uses_no_cpu(source: SourceProcess, side: Side) -> None:
+def test_an_idle_pair_uses_no_cpu(source: SourceProcess, side: Side) -> None:
+    """With something to wait on, the source goes on serving meanwhile; else it has to be told."""
     side.connect(source)
     assert side.read(source, WHOLE).is_complete
-    assert source.ask("idle") == "idle"
+    if side.transport.wake_descriptor is None:
+        assert source.ask("idle") == "idle"
     before, mine = float(source.ask("usage")), time.process_time()
-    select.select([], [], [], 0.5)
+    if side.transport.wake_descriptor is not None:
+        assert side.transport.poll() == []
+        side.pause(0.5)
+    else:
+        select.select([], [], [], 0.5)
     assert float(source.ask("usage")) - before < 0.05, "a thread of the source spins"
     assert time.process_time() - mine < 0.05, "a thread of the reader spins"
 
 
+def test_the_path_is_told_of_connected_peers_only(
+    source: SourceProcess, side: Side, case: Case
+) -> None:
+    with pytest.raises(PeerLostError):
+        side.transport.path(source.incarnation)
+    side.connect(source)
+    assert side.transport.path(source.incarnation).kind in {case.path, "unknown"}
+    side.transport.tear_down(source.incarnation)
+    with pytest.raises(PeerLostError):
+        side.transport.path(source.incarnation)
+
+
 def test_bad_calls_are_refused_before_anything_is_posted(source: SourceProcess, side: Side) -> None:
-    peer = side.connect(source)
+    peer, name = side.connect(source), side.transport.name
     for bad in ([], [Extent(0, 0, 0)], [Extent(-1, 0, 4)], [Extent(0, NBYTES - 3, 4)]):
         with pytest.raises(TransferError):
             side.transport.read(peer, bad)
     with pytest.raises(TransferError):
-        side.transport.connect(Incarnation("x"), PoolEndpoint("nixl", b"junk", 1, 1))
+        side.transport.connect(Incarnation("x"), PoolEndpoint(name, b"junk", 1, 1))
     with pytest.raises(TransferError):
         side.transport.connect(Incarnation("x"), PoolEndpoint("other", b"", 1, 1))
     with pytest.raises(PeerLostError):
@@ -339,7 +217,8 @@ def test_close_ends_everything(source: SourceProcess, side: Side) -> None:
 def test_nothing_is_printed_to_a_users_terminal(source: SourceProcess, side: Side) -> None:
     side.connect(source)
     assert side.read(source, WHOLE).is_complete
+    name = side.transport.name
     with pytest.raises(TransferError):
-        side.transport.connect(Incarnation("x"), PoolEndpoint("nixl", b"junk", 1, 1))
+        side.transport.connect(Incarnation("x"), PoolEndpoint(name, b"junk", 1, 1))
     side.transport.close()
     assert source.close() == ""
