@@ -1,7 +1,9 @@
 """Where a token's K and V live in a pool: agreed by engine, block manager and peers.
 
-A block is ``[layers, 2, block_size, heads, head_dim]`` of its group, contiguous. Every group's
-blocks have equal bytes, so that one pool serves all groups and a block id alone gives an address.
+A block is ``[layers, 2, block_size, heads, row]`` of its group, contiguous. A row is what one head
+keeps of one token's K or V: ``head_dim`` numbers, and behind numbers in float8 their float32
+scale, so that any run of rows can be read without looking elsewhere. Every group's blocks have
+equal bytes, so that one pool serves all groups and a block id alone gives an address.
 """
 
 import math
@@ -12,8 +14,11 @@ import msgspec
 
 from core.errors import ConfigError
 
-KVDtype = Literal["float32", "bfloat16", "float16"]
-ITEM_NBYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+KVDtype = Literal["float32", "bfloat16", "float16", "float8_e4m3"]
+ITEM_NBYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1}
+SCALE_NBYTES = 4
+_ROW_ALIGNMENT = 4
+"""Scales are float32, and a pool is also read and filled by 32-bit words."""
 
 
 class HeadWindow(msgspec.Struct, frozen=True):
@@ -58,6 +63,7 @@ class KVLayout(msgspec.Struct, frozen=True):
     """Of one layer."""
     head_dim: int
     dtype: KVDtype
+    """Of the numbers in the pool; the model may compute in another."""
 
     @property
     def num_layers(self) -> int:
@@ -79,9 +85,20 @@ class KVLayout(msgspec.Struct, frozen=True):
         return range(self.num_kv_heads) if group.heads is None else group.heads
 
     @property
+    def has_scales(self) -> bool:
+        """Whether each row ends with the scale of its numbers."""
+        return self.dtype == "float8_e4m3"
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of K (or of V) of one token and one head."""
+        scale_nbytes = SCALE_NBYTES if self.has_scales else 0
+        return self.head_dim * ITEM_NBYTES[self.dtype] + scale_nbytes
+
+    @property
     def token_layer_nbytes(self) -> int:
         """Bytes of K (or of V) of one token in one layer of a group."""
-        return self.heads_per_group * self.head_dim * ITEM_NBYTES[self.dtype]
+        return self.heads_per_group * self.row_nbytes
 
     @property
     def block_nbytes(self) -> int:
@@ -110,7 +127,8 @@ def group_layers(layers: Sequence[LayerSpec], *, block_size: int, dtype: KVDtype
     """Form groups of equal bytes: what has one span goes together, larger sets are split.
 
     Raises:
-        ConfigError: layers differ in KV heads or head size, so their blocks cannot be equal.
+        ConfigError: layers differ in KV heads or head size, so their blocks cannot be equal, or
+            rows of this head size have no room for a scale.
     """
     shapes = {(layer.num_kv_heads, layer.head_dim) for layer in layers}
     if len(shapes) != 1:
@@ -137,13 +155,19 @@ def group_layers(layers: Sequence[LayerSpec], *, block_size: int, dtype: KVDtype
         for layer in range(0, len(indices), num_layers)
         for head in range(0, len(span.heads), num_heads)
     )
-    return KVLayout(
+    layout = KVLayout(
         groups=groups,
         block_size=block_size,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         dtype=dtype,
     )
+    if layout.has_scales and layout.row_nbytes % _ROW_ALIGNMENT:
+        raise ConfigError(
+            f"cache.kv_dtype={dtype}: heads of {head_dim} numbers are not a multiple of "
+            f"{_ROW_ALIGNMENT} bytes; use cache.kv_dtype=auto for this model"
+        )
+    return layout
 
 
 def _spans(layer: LayerSpec) -> list[_Span]:

@@ -5,10 +5,18 @@ from functools import cache
 
 import torch
 
-from core.kv_layout import ITEM_NBYTES, KVLayout
+from core.kv_layout import KVLayout
 from engine.attention import layer_parts
 from engine.kv_pool import KVPool
-from engine.native_library import Attention, Group, KVHead, NativeLibrary, Step
+from engine.native_library import (
+    KV_AS_COMPUTED,
+    KV_FLOAT8_E4M3,
+    Attention,
+    Group,
+    KVHead,
+    NativeLibrary,
+    Step,
+)
 from engine.plan import ForwardPlan
 
 
@@ -16,15 +24,14 @@ from engine.plan import ForwardPlan
 def kv_head_places(layout: KVLayout, layer: int) -> "ctypes.Array[KVHead]":
     """Return where each KV head of a layer is, and what it sees."""
     half_nbytes = layout.block_size * layout.token_layer_nbytes
-    head_nbytes = layout.head_dim * ITEM_NBYTES[layout.dtype]
     places = (KVHead * layout.num_kv_heads)()
     for part in layer_parts(layout)[layer]:
         group = layout.groups[part.group]
         for at, head in enumerate(part.heads):
             places[head] = KVHead(
                 group=part.group,
-                key_offset=2 * part.place * half_nbytes + at * head_nbytes,
-                value_offset=(2 * part.place + 1) * half_nbytes + at * head_nbytes,
+                key_offset=2 * part.place * half_nbytes + at * layout.row_nbytes,
+                value_offset=(2 * part.place + 1) * half_nbytes + at * layout.row_nbytes,
                 window=group.window or 0,
                 first_tokens=group.num_sinks,
             )
@@ -76,6 +83,7 @@ class NativeAttention:
             pool=pool.address,
             block_nbytes=pool.layout.block_nbytes,
             block_size=pool.layout.block_size,
+            kv_type=KV_FLOAT8_E4M3 if pool.layout.has_scales else KV_AS_COMPUTED,
         )
 
     def attend(

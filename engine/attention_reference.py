@@ -79,18 +79,18 @@ class ReferenceAttention:
     def _attend_part(
         self, part: LayerPart, rows: "_Rows", *, scaling: float, softcap: float | None
     ) -> torch.Tensor:
-        keys, values = self._pool.keys[part.place], self._pool.values[part.place]
+        keys, values = self._pool.key_rows[part.place], self._pool.value_rows[part.place]
         slots = self._plan.slot_mappings[part.group]
         block_size = self._pool.layout.block_size
-        keys[slots // block_size, slots % block_size] = rows.key
-        values[slots // block_size, slots % block_size] = rows.value
+        keys.store(slots // block_size, slots % block_size, rows.key)
+        values.store(slots // block_size, slots % block_size, rows.value)
         output = torch.empty_like(rows.query)
         for gather in self._gathers_of(part.group):
             blocks, offsets = gather.slots // block_size, gather.slots % block_size
             output[gather.rows] = _attend(
                 rows.query[gather.rows],
-                keys[blocks, offsets],
-                values[blocks, offsets],
+                keys.load(blocks, offsets),
+                values.load(blocks, offsets),
                 gather.visible,
                 scaling=scaling,
                 softcap=softcap,

@@ -2,12 +2,12 @@
 
 import ctypes
 import logging
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from core.errors import InternalError
-from core.kv_layout import KVLayout
+from core.kv_layout import KVDtype, KVLayout
 from engine.attention import PagedAttention
 from engine.attention_native import NativeAttention
 from engine.attention_reference import ReferenceAttention
@@ -28,11 +28,19 @@ class PagedModel:
     Takes ``loaded`` over: its layers are compiled for this block size, in place.
     """
 
-    def __init__(self, loaded: LoadedModel, *, block_size: int, num_blocks: int) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        block_size: int,
+        num_blocks: int,
+        kv_dtype: Literal["auto"] | KVDtype = "auto",
+    ) -> None:
         self.spec = loaded.spec
         self.device = loaded.device
         self.group = loaded.group
-        self.kv_pool = KVPool(loaded.spec.kv_layout(block_size), num_blocks, device=loaded.device)
+        layout = loaded.spec.kv_layout(block_size, kv_dtype)
+        self.kv_pool = KVPool(layout, num_blocks, device=loaded.device)
         self._module: Any = loaded.module
         self._library = loaded.library
         if self._library is not None:

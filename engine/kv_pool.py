@@ -11,13 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from core.kv_layout import KVLayout
+from engine.kv_rows import rows_of
 
-TORCH_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-
+SCRATCH_NBYTES = 4096
 _WORD_NBYTES = 4
 _DIGEST_NBYTES = 8
 _CHUNK_NBYTES = 8 * 2**20
@@ -32,26 +28,20 @@ class KVPool:
     def __init__(self, layout: KVLayout, num_blocks: int, *, device: torch.device) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
-        self.blocks = _allocate(num_blocks * layout.block_nbytes, device).view(
+        nbytes = num_blocks * layout.block_nbytes
+        self.registered_nbytes = nbytes + SCRATCH_NBYTES
+        """Of the allocation: behind the blocks there is room for reads whose bytes nobody wants."""
+        self.blocks = _allocate(self.registered_nbytes, device)[:nbytes].view(
             num_blocks, layout.block_nbytes
         )
         """[num_blocks, block_nbytes] uint8."""
         self._words = self.blocks.view(torch.int32)
         self._stream = _stream_after_now(device) if device.type == "cuda" else None
-        per_layer = self.blocks.view(TORCH_DTYPES[layout.dtype]).view(
-            num_blocks,
-            layout.layers_per_group,
-            2,
-            layout.block_size,
-            layout.heads_per_group,
-            layout.head_dim,
-        )
-        self.keys = tuple(per_layer[:, at, 0] for at in range(layout.layers_per_group))
-        """Per layer of a group, by its place there: [num_blocks, block_size, heads, head_dim].
-
-        The groups share the pool: which block belongs to which group is the block tables' matter.
-        """
-        self.values = tuple(per_layer[:, at, 1] for at in range(layout.layers_per_group))
+        self.key_rows, self.value_rows = rows_of(self.blocks, layout)
+        """Per layer of a group, by its place there."""
+        self.keys = tuple(rows.numbers for rows in self.key_rows)
+        """Per layer as above: [num_blocks, block_size, heads, head_dim], without any scales."""
+        self.values = tuple(rows.numbers for rows in self.value_rows)
 
     @property
     def address(self) -> int:

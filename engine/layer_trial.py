@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from core.ids import Slot
-from core.kv_layout import KVLayout
+from core.kv_layout import KVDtype, KVLayout
 from engine.attention_native import NativeAttention
 from engine.attention_reference import ReferenceAttention
 from engine.batch import SequenceInput
@@ -21,6 +21,11 @@ from engine.plan import ForwardPlan, build_plan
 TRIAL_LENGTHS = (11, 1, 3)
 TRIAL_SCALE = 0.05
 """Of the random residual: small, so that what the layer adds decides the result."""
+_KV_DTYPES: dict[torch.dtype, KVDtype] = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +53,14 @@ class _Recorder(ReferenceAttention):
 
 
 class LayerTrial:
-    """A small batch on pools of its own, to run an original layer and its replacement on."""
+    """A small batch on pools of its own, to run an original layer and its replacement on.
+
+    Its KV is in the model's ``dtype``, whatever that of ``layout``: a pool that keeps less would
+    hide a layer that computes otherwise.
+    """
 
     def __init__(self, layout: KVLayout, dtype: torch.dtype) -> None:
+        layout = msgspec.structs.replace(layout, dtype=_KV_DTYPES[dtype])
         self.layout, self.dtype = layout, dtype
         sizes = [layout.num_blocks_for(length) for length in TRIAL_LENGTHS]
         self._num_blocks = sum(sizes) * len(layout.groups)

@@ -13,7 +13,7 @@ from core.config import HeadWindowConfig
 from core.errors import ConfigError
 from core.kv_heads import with_head_window
 from engine.attention import ATTENTION_NAME, register
-from engine.kv_pool import TORCH_DTYPES
+from engine.kv_rows import TORCH_DTYPES
 from engine.model_spec import ModelSpec, model_fingerprint, tokenizer_fingerprint
 from engine.native_library import NativeLibrary, open_native_library
 from engine.probing import probe_layers

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from core.errors import ConfigError
 from core.kv_layout import KVDtype, KVLayout, LayerSpec, group_layers
@@ -31,7 +32,7 @@ class ModelSpec:
     """Tokens of one sequence, prompt and output."""
     layers: tuple[LayerSpec, ...]
     dtype: KVDtype
-    """Of weights and KV."""
+    """Of weights, activations, and KV where nothing else is wanted for it."""
     fingerprint: str
     """Of config and weights: equal on two workers that may exchange KV."""
     tokenizer_fingerprint: str
@@ -40,13 +41,14 @@ class ModelSpec:
         """Whether every id is of this vocabulary; the engine would read past its embeddings."""
         return not token_ids or (min(token_ids) >= 0 and max(token_ids) < self.vocab_size)
 
-    def kv_layout(self, block_size: int) -> KVLayout:
+    def kv_layout(self, block_size: int, kv_dtype: Literal["auto"] | KVDtype = "auto") -> KVLayout:
         """Return the layout of this model's KV in blocks of ``block_size`` tokens.
 
         Raises:
-            ConfigError: the layers' KV shapes differ.
+            ConfigError: the layers' KV shapes differ, or do not allow ``kv_dtype``.
         """
-        return group_layers(self.layers, block_size=block_size, dtype=self.dtype)
+        dtype = self.dtype if kv_dtype == "auto" else kv_dtype
+        return group_layers(self.layers, block_size=block_size, dtype=dtype)
 
 
 def model_fingerprint(folder: Path) -> str:

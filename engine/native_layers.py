@@ -133,14 +133,6 @@ class PackedLayer:
         qkv, output, gate_up, down = (matrix.structure for matrix in self._matrices)
         cos, _ = trace.kwargs["position_embeddings"]
         self.structure = Layer(
-            attention=attention_structure(
-                layout,
-                index,
-                num_heads=trace.num_heads,
-                scaling=trace.scaling,
-                softcap=trace.softcap,
-                sinks=self._sinks,
-            ),
             before_attention=self._norm(parts.before_attention),
             after_attention=self._norm(parts.after_attention),
             before_mlp=self._norm(parts.before_mlp),
@@ -153,6 +145,18 @@ class PackedLayer:
             gate_up=gate_up,
             down=down,
             activation=parts.activation,
+        )
+        self.keep_kv_in(layout, trace, index)
+
+    def keep_kv_in(self, layout: KVLayout, trace: LayerTrace, index: int) -> None:
+        """Have the layer, the ``index``-th of the model, find its KV in a pool of ``layout``."""
+        self.structure.attention = attention_structure(
+            layout,
+            index,
+            num_heads=trace.num_heads,
+            scaling=trace.scaling,
+            softcap=trace.softcap,
+            sinks=self._sinks,
         )
 
     def _norm(self, norm: RMSNorm | None) -> Norm:
@@ -193,7 +197,9 @@ def replace_layers(module: Any, library: NativeLibrary, layout: KVLayout) -> int
     packed: list[PackedLayer | None] = []
     for index, layer in enumerate(layers):
         try:
-            packed.append(_packed_layer(library, layer, traces[index], trial, index))
+            replacement = _packed_layer(library, layer, traces[index], trial, index)
+            replacement.keep_kv_in(layout, traces[index], index)
+            packed.append(replacement)
             layers[index] = AbsorbedLayer(getattr(layer, "attention_type", None))
         except UnrecognisedLayerError as error:
             log.info("layer stays with transformers layer=%d reason=%s", index, error)

@@ -29,6 +29,7 @@ COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-shared", "-fPIC", "-pthread")
 COMPILE_TIMEOUT_S = 300
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
+KV_AS_COMPUTED, KV_FLOAT8_E4M3 = 0, 1
 _ON_LAYER = ctypes.CFUNCTYPE(None, c_int32)
 
 
@@ -63,6 +64,7 @@ class Step(Structure):
         ("block_size", c_int64),
         ("cos", c_void_p),
         ("sin", c_void_p),
+        ("kv_type", c_int64),
     )
 
 

@@ -71,7 +71,7 @@ def start_engine(
         head_window=config.kv_groups.head_window,
         place=place,
     )
-    layout = loaded.spec.kv_layout(cache.block_size)
+    layout = loaded.spec.kv_layout(cache.block_size, cache.kv_dtype)
     num_blocks = cache.num_blocks or int(cache.memory_gib * GIB) // layout.block_nbytes
     pool_tokens = num_blocks // len(layout.groups) * layout.block_size
     if pool_tokens < 1:
@@ -80,7 +80,9 @@ def start_engine(
             f"model with {len(layout.groups)} KV groups; raise cache.memory_gib or cache.num_blocks"
         )
     _check_memory(num_ranks * num_blocks * layout.block_nbytes, device=loaded.device.type)
-    paged = PagedModel(loaded, block_size=cache.block_size, num_blocks=num_blocks)
+    paged = PagedModel(
+        loaded, block_size=cache.block_size, num_blocks=num_blocks, kv_dtype=cache.kv_dtype
+    )
     runner = ModelRunner(paged, max_num_seqs=config.scheduler.max_num_seqs)
     runner.warm_up()
     return Engine(

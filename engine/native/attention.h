@@ -8,6 +8,7 @@
 #include <limits>
 #include <vector>
 
+#include "float8.h"
 #include "step.h"
 #include "team.h"
 
@@ -64,13 +65,13 @@ struct TokenRows {
     const char* value[TOKENS];
 };
 
-// Also starts to fetch what it finds: the tile is used only after the one before it.
-template <class E>
+// Also starts to fetch what it finds: the tile is used only after the one before it. S: as stored.
+template <class S>
 static inline void find_rows(const Step& step, const Attention& layer, int sequence,
                              const KVHead& head, int first, const Span& span, TokenRows& rows) {
     const Group& group = step.groups[head.group];
     const int32_t* table = group.blocks + sequence * group.table_width;
-    const int64_t head_nbytes = layer.head_dim * int64_t(sizeof(E));
+    const int64_t head_nbytes = row_nbytes<S>(layer.head_dim);
     int64_t index = first / step.block_size, offset = first % step.block_size;
     for (int j = 0; j < TOKENS; ++j) {
         if (!span.has(first + j)) {
@@ -86,6 +87,27 @@ static inline void find_rows(const Step& step, const Attention& layer, int seque
             }
         }
         if (++offset == step.block_size) ++index, offset = 0;
+    }
+}
+
+// What float8 rows are multiplied with; tokens outside the span have 1, as 0 times NaN is NaN.
+struct TokenScales {
+    float key[TOKENS];
+    float value[TOKENS];
+};
+
+// Puts E in the place of the float8 rows that were found.
+template <class E>
+static inline void widen_rows(TokenRows& rows, int dim, E* keys, E* values, TokenScales& scales) {
+    auto widen_one = [&](const char*& row, E* to) {
+        if (!row) return 1.0f;
+        const float scale = widen_row(row, dim, to);
+        row = reinterpret_cast<const char*>(to);
+        return scale;
+    };
+    for (int t = 0; t < TOKENS; ++t) {
+        scales.key[t] = widen_one(rows.key[t], keys + size_t(t) * dim);
+        scales.value[t] = widen_one(rows.value[t], values + size_t(t) * dim);
     }
 }
 
@@ -143,12 +165,12 @@ static inline void pack_values(const TokenRows& rows, int head_dim, uint32_t* pa
 struct AttentionScratch {
     uint32_t *queries, *keys, *values;
     float *scores, *output, *peak, *total;
-    void* weights;
+    void *weights, *wide_keys, *wide_values;
 
     static size_t nbytes(size_t rows, int head_dim) {
         const size_t columns = size_t(head_dim + UNIT - 1) / UNIT * UNIT;
-        return 64 * 8 + 4 * (rows * head_dim + TOKENS * size_t(head_dim) + TOKENS * columns +
-                             rows * TOKENS * 2 + rows * columns + rows * 2);
+        return 64 * 10 + 4 * (rows * head_dim + 3 * TOKENS * size_t(head_dim) + TOKENS * columns +
+                              rows * TOKENS * 2 + rows * columns + rows * 2);
     }
 
     AttentionScratch(char* memory, size_t rows, int head_dim) {
@@ -166,19 +188,23 @@ struct AttentionScratch {
         output = (float*)take(rows * columns);
         peak = (float*)take(rows);
         total = (float*)take(rows);
+        wide_keys = take(TOKENS * size_t(head_dim));
+        wide_values = take(TOKENS * size_t(head_dim));
     }
 };
 
 // Turns one row of scores into weights; columns from `sinks` on outside [first, last] get none. The
-// row's output so far is scaled to the new peak.
-template <class E>
+// row's output so far is scaled to the new peak. `scales` are of rows stored in float8, else unused.
+template <class E, class S>
 static inline void softmax_row(float* scores, E* weights, int sinks, int first, int last,
                                float scaling, float softcap, float& peak, float& total, float* output,
-                               int output_parts, size_t part_stride) {
+                               int output_parts, size_t part_stride, const TokenScales& scales) {
+    constexpr bool is_scaled = std::is_same_v<S, float8>;
     const bool partial = first > sinks || last < TOKENS - 1;
     vf best = splat(-std::numeric_limits<float>::infinity());
     for (int j = 0; j < TOKENS; j += LANES) {
         vf s = load<vf>(scores + j) * splat(scaling);
+        if constexpr (is_scaled) s *= load<vf>(scales.key + j);
         if (softcap != 0) s = splat(softcap) * tanh(s / splat(softcap));
         if (partial)
             for (int i = 0; i < LANES; ++i)
@@ -202,13 +228,17 @@ static inline void softmax_row(float* scores, E* weights, int sinks, int first, 
     for (int j = 0; j < TOKENS; j += LANES) {
         const vf e = softmax_exp<E>(load<vf>(scores + j) - splat(peak));
         sums += e;
-        narrow(e, weights + j);
+        if constexpr (is_scaled)
+            narrow(e * load<vf>(scales.value + j), weights + j);
+        else
+            narrow(e, weights + j);
     }
     total += sum(sums);
 }
 
-// Attention of one tile of query tokens with one KV head. q and out: [tokens][heads][head_dim].
-template <class E>
+// Attention of one tile of query tokens with one KV head. q and out: [tokens][heads][head_dim]. KV is
+// stored as S.
+template <class E, class S>
 static void attend_tile(const Step& step, const Attention& layer, const QueryTile& tile,
                         int kv_head, const E* q, E* out, char* memory) {
     const int per_kv = int(layer.heads / layer.kv_heads), dim = int(layer.head_dim);
@@ -231,13 +261,16 @@ static void attend_tile(const Step& step, const Attention& layer, const QueryTil
     const int window = head.window ? int(head.window) : std::numeric_limits<int>::max();
     const Span span(head, tile);
     TokenRows found[2];
+    TokenScales scales;
     int start = span.first_tile();
-    find_rows<E>(step, layer, tile.sequence, head, start, span, found[0]);
+    find_rows<S>(step, layer, tile.sequence, head, start, span, found[0]);
     for (int turn = 0, next; start <= span.high; start = next, turn ^= 1) {
-        const TokenRows& tokens = found[turn];
+        TokenRows& tokens = found[turn];
         next = span.tile_after(start);
         if (next <= span.high)
-            find_rows<E>(step, layer, tile.sequence, head, next, span, found[turn ^ 1]);
+            find_rows<S>(step, layer, tile.sequence, head, next, span, found[turn ^ 1]);
+        if constexpr (std::is_same_v<S, float8>)
+            widen_rows(tokens, dim, (E*)s.wide_keys, (E*)s.wide_values, scales);
         pack_keys(tokens, kw, s.keys);
         pack_values(tokens, dim, s.values, (const E*)nullptr);
         block<E, 2>(rows, s.queries, kw, s.keys, size_t(kw) * PANEL, kw, s.scores, false);
@@ -251,9 +284,9 @@ static void attend_tile(const Step& step, const Attention& layer, const QueryTil
                 std::memset(weights + row * TOKENS, 0, TOKENS * sizeof(E));
                 continue;
             }
-            softmax_row(s.scores + row * TOKENS, weights + row * TOKENS, sinks, first, last,
-                        layer.scaling, layer.softcap, s.peak[row], s.total[row],
-                        s.output + size_t(row) * UNIT, parts, size_t(rows) * UNIT);
+            softmax_row<E, S>(s.scores + row * TOKENS, weights + row * TOKENS, sinks, first, last,
+                              layer.scaling, layer.softcap, s.peak[row], s.total[row],
+                              s.output + size_t(row) * UNIT, parts, size_t(rows) * UNIT, scales);
         }
         for (int part = 0; part < parts; ++part)
             block<E, 2>(rows, (const uint32_t*)s.weights, tw,
@@ -279,8 +312,9 @@ static void attend(Team& team, int rank, const Step& step, const Attention& laye
     const size_t rows = std::max(TARGET_ROWS, per_kv);
     char* memory = team.scratch(rank, AttentionScratch::nbytes(rows, int(layer.head_dim)));
     const int kv_heads = int(layer.kv_heads);
+    auto* attend_one = step.kv_type == FLOAT8_E4M3 ? attend_tile<E, float8> : attend_tile<E, E>;
     team.for_each(int(tiles.size()) * kv_heads, [&](int index) {
-        attend_tile<E>(step, layer, tiles[index / kv_heads], index % kv_heads, q, out, memory);
+        attend_one(step, layer, tiles[index / kv_heads], index % kv_heads, q, out, memory);
     });
 }
 
@@ -294,6 +328,11 @@ static inline void write_kv(const Step& step, const Attention& layer, int token,
         const int64_t slot = step.groups[head.group].slots[token];
         char* at = step.pool + slot / step.block_size * step.block_nbytes +
                    slot % step.block_size * layer.token_nbytes;
+        if (step.kv_type == FLOAT8_E4M3) {
+            quantise_row<E>(key, dim, at + head.key_offset);
+            quantise_row<E>(value, dim, at + head.value_offset);
+            continue;
+        }
         E* to_key = reinterpret_cast<E*>(at + head.key_offset);
         E* to_value = reinterpret_cast<E*>(at + head.value_offset);
         if constexpr (sizeof(T) == sizeof(E)) {

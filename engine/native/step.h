@@ -13,6 +13,8 @@ struct Group {
     int64_t table_width;
 };
 
+enum KVType : int64_t { AS_COMPUTED = 0, FLOAT8_E4M3 = 1 };
+
 struct Step {
     int64_t tokens, sequences;
     const int32_t* query_starts;  // [sequences + 1]
@@ -22,6 +24,7 @@ struct Step {
     int64_t block_nbytes, block_size;
     const float* cos;  // [tokens][rotary_dim]
     const float* sin;
+    int64_t kv_type;  // of the pool
 };
 
 // Where one KV head of a layer is, and what its queries see.

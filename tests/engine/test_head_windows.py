@@ -19,7 +19,8 @@ from engine.attention import PagedAttention
 from engine.attention_native import NativeAttention
 from engine.attention_reference import ReferenceAttention
 from engine.batch import HOLE, SequenceInput
-from engine.kv_pool import TORCH_DTYPES, KVPool
+from engine.kv_pool import KVPool
+from engine.kv_rows import TORCH_DTYPES
 from engine.native_library import NativeLibrary, open_native_library
 from engine.plan import ForwardPlan, build_plan
 from tests.engine.head_masks import visible_by_head

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from core.kv_layout import KVLayout, LayerSpec, group_layers
-from engine.kv_pool import TORCH_DTYPES, KVPool
+from engine.kv_pool import KVPool
+from engine.kv_rows import TORCH_DTYPES
 
 NUM_BLOCKS = 40
 DEVICES = [
