@@ -12,9 +12,11 @@ from prometheus_client import CollectorRegistry
 
 from blockmgr.block_manager import BlockManager
 from blockmgr.receive_target import ReceiveTarget
+from core.errors import HandshakeError
 from core.ids import Incarnation, OperationId, Owner, WorkerId
 from core.messages import (
     AnyMessage,
+    Compatibility,
     FirstToken,
     GroupBlocks,
     Prefill,
@@ -43,6 +45,7 @@ from transfer.integrity import DigestsOf
 from transfer.metrics import TransferMetrics
 from transfer.reader import Reader
 from transfer.reads import ReadEnd, Reads
+from transfer.receiving import TransferShape
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +106,7 @@ class Receiver:
         self,
         *,
         reader: Reader,
+        compatibility: Compatibility,
         open_reads: Callable[[Callable[[ReadEnd], None]], Reads],
         open_sources: Callable[["Receiver"], Sources],
         memory: Memory,
@@ -114,6 +118,7 @@ class Receiver:
 
         Args:
             reader: Decides.
+            compatibility: Of this worker.
             open_reads: Makes what carries reads out, given who is told of their ends.
             open_sources: Makes the channels, given who is told of what they bring.
             memory: Where KV goes.
@@ -122,6 +127,8 @@ class Receiver:
             trace: Of each request.
         """
         self._reader = reader
+        self._compatibility = compatibility
+        self._shapes: dict[Incarnation, TransferShape] = {}
         self._blocks = memory.blocks
         self._scheduler = memory.scheduler
         self._digests_of = memory.digests_of
@@ -192,6 +199,10 @@ class Receiver:
     def paired(self, source: Source, welcome: Welcome, *, seconds: float) -> None:
         """See ``SourcesOwner``."""
         self._reads.connect(source.incarnation, welcome)
+        if welcome.compatibility is None:
+            raise HandshakeError(f"{source.worker_id} does not say what its blocks look like")
+        shape = TransferShape.of_pair(self._compatibility, welcome.compatibility)
+        self._shapes[source.incarnation] = shape
         self._metrics.observe_handshake(seconds)
 
     def asking(self, source: Source, message: Prefill) -> None:
@@ -201,7 +212,10 @@ class Receiver:
         num_tokens = len(message.prompt_token_ids) + len(message.output_token_ids)
         wanted = range(message.first_token, num_tokens)
         now = self._clock()
-        self._carry_out(self._reader.requested(owner, source.incarnation, now, wanted=wanted))
+        shape = self._shapes[source.incarnation]
+        self._carry_out(
+            self._reader.requested(owner, source.incarnation, now, wanted=wanted, shape=shape)
+        )
 
     def received(self, source: Source, message: AnyMessage) -> None:
         """See ``SourcesOwner``."""
@@ -220,6 +234,7 @@ class Receiver:
 
     def lost(self, source: Source, reason: str) -> None:
         """See ``SourcesOwner``."""
+        self._shapes.pop(source.incarnation, None)
         for owner in source.queued:
             self._owner.lost(Loss(owner, reason, "transfer", source.worker_id))
         actions = self._reader.source_lost(source.incarnation, reason, self._clock())
@@ -258,8 +273,8 @@ class Receiver:
     def _allocate(self, owner: Owner, ticket: Ticket) -> list[Action]:
         """Answer with memory, or with nothing: then ``retry_allocations`` asks again."""
         targets = [
-            ReceiveTarget(named.group, named.first_index, len(named.block_ids))
-            for named in ticket.blocks
+            ReceiveTarget(run.group, run.first_index, run.count)
+            for run in self._reader.positions(owner, ticket.piece)
         ]
         operation = next(self._operation_ids)
         placed = self._scheduler.receive(owner, targets, operation)

@@ -31,7 +31,7 @@ class Allocate:
 class PostRead:
     """Carry out one read; answer with ``Reader.landed`` or ``Reader.read_failed``, exactly once.
 
-    ``target`` holds the positions that ``source`` offers; of each block the layers of ``piece``.
+    ``target`` has room for the tokens that ``source`` offers; ``piece`` says in which layers.
     """
 
     operation: OperationId
@@ -42,6 +42,10 @@ class PostRead:
     """Blocks in the peer's pool."""
     target: tuple[GroupBlocks, ...]
     """Blocks in the local pool."""
+    first_token: int
+    """Positions before it are not written: the reader has them."""
+    num_tokens: int
+    """That the source has computed, from the prompt's first on; none behind them is written."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from core.kv_layout import KVLayout
 from core.messages import GroupBlocks, PieceId, PrefillFailed, Renewed, Ticket
 from transfer.actions import Action, Allocate, OperationTerminal, PostRead
 from transfer.endpoints import Endpoints
-from transfer.extents import Part, describe_places
+from transfer.extents import describe_places
 from transfer.integrity import Digests, expected_digests
 from transfer.operations import Operation
+from transfer.positions import Positions
 from transfer.reader_states import Event, PieceState, State
 from transfer.receiving import Failure, Receiving, TransferShape, covers
 from transfer.receptions import Receptions
@@ -47,24 +48,19 @@ class Reader:
         """Begin with nothing.
 
         Args:
-            layout: Of the local pool, and by handshake of every source's.
+            layout: Of the local pool.
             config: Lease, timeouts, intervals.
             max_quarantined_blocks: Above this, the peer of the oldest quarantined read is torn
                 down.
             num_ranks: Tensor-parallel ranks of a source; each sends its own pieces.
         """
         self._layout = layout
-        self._shape = TransferShape(
-            num_ranks=num_ranks,
-            num_layers=layout.layers_per_group,
-            groups=layout.groups,
-            block_size=layout.block_size,
-        )
+        self._shape = TransferShape.of_equals(layout, num_ranks=num_ranks)
         self.stats = TransferStats()
         self._endpoints = Endpoints(
             config, max_quarantined_blocks=max_quarantined_blocks, stats=self.stats
         )
-        self._requests = Receptions(config, self._shape, self._endpoints, self.stats)
+        self._requests = Receptions(config, self._endpoints, self.stats)
 
     # Reading
 
@@ -108,18 +104,26 @@ class Reader:
     # Requests
 
     def requested(
-        self, owner: Owner, source: Incarnation, now: float, *, wanted: range | None = None
+        self,
+        owner: Owner,
+        source: Incarnation,
+        now: float,
+        *,
+        wanted: range | None = None,
+        shape: TransferShape | None = None,
     ) -> list[Action]:
         """``Prefill`` is about to be sent to ``source``. Tickets of ``owner`` are expected now.
 
         ``now`` must not be later than the sending: the lease is counted from it. ``wanted`` are the
         positions that were asked for, from a block's first on: tickets must cover these, and no
-        others. None takes what the tickets say.
+        others. None takes what the tickets say. ``shape`` is that of the pair; None: the source's
+        blocks are as those here.
 
         Raises:
             InvalidTransitionError: ``owner`` is being received already.
         """
-        return self._requests.begin(Receiving(owner, source, requested_at=now, wanted=wanted))
+        entry = Receiving(owner, source, shape or self._shape, requested_at=now, wanted=wanted)
+        return self._requests.begin(entry)
 
     def cancel(self, owner: Owner, now: float) -> list[Action]:
         """Nobody wants ``owner`` any more: it is gone on return. Unknown owners change nothing.
@@ -160,13 +164,13 @@ class Reader:
         if known is not None and known.ticket.blocks == message.blocks:
             self.stats.stale["duplicate_ticket"] += 1
             return []
-        fault = fault_of(message, entry, self._shape)
+        fault = fault_of(message, entry)
         if fault is not None:
             return self._requests.fail(entry, Failure("protocol", fault), now)
         self.stats.lease_events["granted"] += 1
         piece = entry.add(message, now)
-        entry.is_announced = covers(entry.pieces, entry.last_chunk, self._shape)
-        gap = gap_in(entry, self._shape)
+        entry.is_announced = covers(entry.pieces, entry.last_chunk, entry.shape)
+        gap = gap_in(entry)
         if gap is not None:
             return self._requests.fail(entry, Failure("protocol", gap), now)
         if piece.state is PieceState.LANDED:
@@ -212,6 +216,12 @@ class Reader:
 
     # Memory and reads
 
+    def positions(self, owner: Owner, piece_id: PieceId) -> tuple[Positions, ...]:
+        """Return where local blocks are needed for a ticket that is ``unallocated``."""
+        entry = self._requests.get(owner)
+        piece = None if entry is None else entry.pieces.get(piece_id)
+        return () if piece is None else piece.positions
+
     def allocated(
         self,
         owner: Owner,
@@ -220,7 +230,7 @@ class Reader:
         operation: OperationId,
         now: float,
     ) -> list[Action]:
-        """``targets`` are RECEIVING for ``operation``, and cover exactly the ticket's positions.
+        """``targets`` are RECEIVING for ``operation``, and are at exactly its ``positions``.
 
         Raises:
             InternalError: they do not, or the piece has memory already. Nothing changed.
@@ -230,15 +240,18 @@ class Reader:
         if entry is None or piece is None:
             self.stats.stale["allocation"] += 1
             return [OperationTerminal(operation)]
-        source, target = piece.ticket.blocks, tuple(targets)
-        if [_places(run) for run in source] != [_places(run) for run in target]:
+        target = tuple(targets)
+        if piece.positions != tuple(
+            Positions(run.group, run.first_index, len(run.block_ids)) for run in target
+        ):
+            needed = ", ".join(map(str, piece.positions))
             raise InternalError(
-                f"ticket covers {describe_places(source)}, memory was allocated for "
-                f"{describe_places(target)}"
+                f"ticket covers {needed}, memory was allocated for {describe_places(target)}"
             )
         piece.begin_read(operation, target)
         if entry.first_read_at is None:
             entry.first_read_at = now
+        num_layers = piece_id.last_layer - piece_id.first_layer + 1
         begun = self._endpoints.begin(
             Operation(
                 operation=operation,
@@ -247,10 +260,19 @@ class Reader:
                 piece=piece_id,
                 posted_at=now,
                 num_blocks=piece.num_blocks,
-                nbytes=piece.num_blocks * Part.of_piece(piece_id, self._layout).nbytes,
+                nbytes=piece.num_source_blocks * num_layers * entry.shape.layer_nbytes,
             )
         )
-        read = PostRead(operation, entry.source, owner, piece_id, source, target)
+        read = PostRead(
+            operation,
+            entry.source,
+            owner,
+            piece_id,
+            source=piece.ticket.blocks,
+            target=target,
+            first_token=piece.tokens.start,
+            num_tokens=piece.tokens.stop,
+        )
         return [*begun, read]
 
     def landed(self, operation: OperationId, now: float) -> list[Action]:
@@ -329,8 +351,3 @@ class Reader:
     def tick(self, now: float) -> list[Action]:
         """Do what is due: renewals, timeouts of reads, of tickets and of confirmations."""
         return [*self._endpoints.tick(now), *self._requests.tick(now)]
-
-
-def _places(run: GroupBlocks) -> tuple[int, int, int]:
-    """Return the positions of ``run``: group, first index, count."""
-    return run.group, run.first_index, len(run.block_ids)

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 
 from core.config import TransferConfig
 from core.ids import Incarnation, OperationId, Owner
-from core.kv_layout import KVGroup
-from core.messages import FirstToken, GroupBlocks, PieceId, Ticket
+from core.kv_layout import KVGroup, KVLayout
+from core.messages import Compatibility, FirstToken, GroupBlocks, PieceId, Ticket
 from transfer.actions import Deliver, Fail, ReceiveStats
+from transfer.pairing import PairPlan
+from transfer.positions import BlockSizes, Positions
 from transfer.reader_states import PieceEvent, PieceState, State, advance_piece
 from transfer.stats import FailureStage
 
@@ -18,29 +20,43 @@ class TransferShape:
     """What every whole transfer consists of."""
 
     num_ranks: int
+    """That send tickets of their own; ranks with equal block ids send one together."""
     num_layers: int
     """In each group."""
-    groups: tuple[KVGroup, ...]
-    block_size: int
+    sizes: BlockSizes
+    layer_nbytes: int
+    """Read of each layer of each block that a ticket names, by all local ranks together."""
+
+    @classmethod
+    def of_equals(cls, layout: KVLayout, *, num_ranks: int = 1) -> "TransferShape":
+        """Return the shape of transfers from a source whose blocks are as those here."""
+        return cls(
+            num_ranks=num_ranks,
+            num_layers=layout.layers_per_group,
+            sizes=BlockSizes(layout.block_size, layout.block_size, layout.groups),
+            layer_nbytes=layout.block_nbytes // layout.layers_per_group,
+        )
+
+    @classmethod
+    def of_pair(cls, mine: Compatibility, theirs: Compatibility) -> "TransferShape":
+        """Return the shape of transfers from a source that has sent ``theirs``.
+
+        Raises:
+            HandshakeError: as ``PairPlan.of``.
+        """
+        plans = [PairPlan.of(mine, theirs, rank) for rank in range(mine.tensor_parallel_size)]
+        source, target = theirs.kv_layout, mine.kv_layout
+        return cls(
+            num_ranks=1,
+            num_layers=target.layers_per_group,
+            sizes=BlockSizes(source.block_size, target.block_size, target.groups),
+            layer_nbytes=sum(plan.wire_layer_nbytes for plan in plans),
+        )
 
     @property
-    def num_groups(self) -> int:
-        """KV groups."""
-        return len(self.groups)
-
-    def indices_of(self, tokens: range) -> range:
-        """Return the absolute block indices that hold ``tokens``."""
-        return range(tokens.start // self.block_size, -(-tokens.stop // self.block_size))
-
-    def required_indices(self, group: int, tokens: range) -> list[int]:
-        """Return the indices that decode will read: sinks, and what is not behind the window."""
-        indices = self.indices_of(tokens)
-        span = self.groups[group]
-        if span.window is None:
-            return [*indices]
-        first_live = max(0, tokens.stop - span.window + 1) // self.block_size
-        num_sinks = -(-span.num_sinks // self.block_size)
-        return [index for index in indices if index < num_sinks or index >= first_live]
+    def groups(self) -> tuple[KVGroup, ...]:
+        """KV groups, the same on both sides."""
+        return self.sizes.groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +73,10 @@ class Piece:
     """One ticket's KV on its way."""
 
     ticket: Ticket
+    tokens: range
+    """That it brings, as far as they were asked for."""
+    positions: tuple[Positions, ...]
+    """Of local blocks, where these tokens belong."""
     state: PieceState = PieceState.ANNOUNCED
     operation: OperationId | None = None
     """The read that fills it now, or filled it; None while ANNOUNCED."""
@@ -66,6 +86,11 @@ class Piece:
 
     @property
     def num_blocks(self) -> int:
+        """Local blocks to fill."""
+        return sum(run.count for run in self.positions)
+
+    @property
+    def num_source_blocks(self) -> int:
         """Blocks to read."""
         return sum(len(run.block_ids) for run in self.ticket.blocks)
 
@@ -94,6 +119,7 @@ class Receiving:
 
     owner: Owner
     source: Incarnation
+    shape: TransferShape
     requested_at: float
     """When ``Prefill`` was sent: the source's lease cannot have begun earlier."""
     wanted: range | None = None
@@ -136,13 +162,13 @@ class Receiving:
         tokens = (piece.ticket.first_token for piece in self.pieces.values())
         return next((token for token in tokens if token is not None), None)
 
-    def is_complete(self, shape: TransferShape) -> bool:
+    def is_complete(self) -> bool:
         """Whether every chunk of every rank has landed in all its layers.
 
         The *set* of landed pieces decides, never their number: a piece that came twice does not
         stand for a missing one.
         """
-        return covers((piece.ticket.piece for piece in self.landed()), self.last_chunk, shape)
+        return covers((p.ticket.piece for p in self.landed()), self.last_chunk, self.shape)
 
     def deadline(self, config: TransferConfig) -> float | None:
         """Return when the request fails if nothing happens; None: it waits for memory or reads.
@@ -163,8 +189,12 @@ class Receiving:
         return Failure("prefill", f"tickets are missing after {waited_s:.1f} s")
 
     def add(self, ticket: Ticket, now: float) -> Piece:
-        """Record a new piece. One without blocks has nothing to read, and has landed."""
-        piece = Piece(ticket)
+        """Record a new piece. One that fills no block has nothing to read, and has landed."""
+        tokens, end = range(ticket.num_tokens), ticket.num_tokens
+        if self.wanted is not None:
+            tokens, end = range(self.wanted.start, ticket.num_tokens), self.wanted.stop
+        positions = self.shape.sizes.positions_of(ticket.blocks, tokens, end=end)
+        piece = Piece(ticket, tokens, positions)
         self.pieces[ticket.piece] = piece
         self.proven_until = max(self.proven_until, self.requested_at + ticket.lease_s)
         if piece.num_blocks == 0:

@@ -10,7 +10,7 @@ from transfer.actions import Action
 from transfer.endpoints import Endpoints
 from transfer.operations import Operation
 from transfer.reader_states import Effect, Event, PieceState, State, advance
-from transfer.receiving import Failure, Piece, Receiving, TransferShape
+from transfer.receiving import Failure, Piece, Receiving
 from transfer.stats import StaleKind, TransferStats
 
 
@@ -20,12 +20,10 @@ class Receptions:
     def __init__(
         self,
         config: TransferConfig,
-        shape: TransferShape,
         endpoints: Endpoints,
         stats: TransferStats,
     ) -> None:
         self._config = config
-        self._shape = shape
         self._endpoints = endpoints
         self._stats = stats
         self._entries: dict[Owner, Receiving] = {}
@@ -77,7 +75,7 @@ class Receptions:
 
     def settle(self, entry: Receiving, now: float) -> list[Action]:
         """Deliver ``entry`` if every piece has landed while its lease was good."""
-        if not entry.is_complete(self._shape):
+        if not entry.is_complete():
             return []
         if entry.first_token is None:
             return self.fail(entry, Failure("protocol", "no ticket has the first token"), now)

@@ -1,12 +1,12 @@
 """What may be wrong with a peer's ticket. Found here, it ends one request, not the worker."""
 
 from core.messages import PieceId, Ticket
-from transfer.receiving import Receiving, TransferShape
+from transfer.receiving import Receiving
 
 
-def fault_of(ticket: Ticket, entry: Receiving, shape: TransferShape) -> str | None:
+def fault_of(ticket: Ticket, entry: Receiving) -> str | None:
     """Return what is wrong with a ticket that ``entry`` has not seen yet; None: nothing."""
-    piece = ticket.piece
+    piece, shape = ticket.piece, entry.shape
     last_chunk = entry.last_chunk
     if piece in entry.pieces:
         return f"{piece} was offered before, in other blocks or generations"
@@ -27,29 +27,30 @@ def fault_of(ticket: Ticket, entry: Receiving, shape: TransferShape) -> str | No
         or len(run.digests) not in {0, len(run.block_ids)}
         or run.first_index < 0
         or not run.block_ids
-        or not 0 <= run.group < shape.num_groups
+        or not 0 <= run.group < len(shape.groups)
         for run in ticket.blocks
     ):
         return f"the blocks of {piece} are malformed"
-    return _position_fault(ticket, entry, shape)
+    return _position_fault(ticket, entry) or _token_fault(ticket, entry)
 
 
-def gap_in(entry: Receiving, shape: TransferShape) -> str | None:
+def gap_in(entry: Receiving) -> str | None:
     """Return what the tickets of ``entry`` together leave out; None: nothing, or not all are here.
 
     Checked before anything may be delivered: a block that no ticket names would be read as KV.
     """
     if entry.wanted is None or not entry.is_announced:
         return None
-    for group in range(shape.num_groups):
+    for group in range(len(entry.shape.groups)):
         named = {index for named_group, index in _positions(entry) if named_group == group}
-        missing = [i for i in shape.required_indices(group, entry.wanted) if i not in named]
+        needed = entry.shape.sizes.required_there(group, entry.wanted)
+        missing = [index for index in needed if index not in named]
         if missing:
             return f"no ticket names blocks {missing[:4]} of group {group}"
     return None
 
 
-def _position_fault(ticket: Ticket, entry: Receiving, shape: TransferShape) -> str | None:
+def _position_fault(ticket: Ticket, entry: Receiving) -> str | None:
     """Return whether a position is named twice, or was not asked for."""
     named = [
         (run.group, run.first_index + at)
@@ -59,9 +60,26 @@ def _position_fault(ticket: Ticket, entry: Receiving, shape: TransferShape) -> s
     if len(set(named)) != len(named) or not _positions(entry, like=ticket.piece).isdisjoint(named):
         return f"{ticket.piece} names a position twice"
     if entry.wanted is not None:
-        asked = shape.indices_of(entry.wanted)
+        asked = entry.shape.sizes.indices_there(entry.wanted)
         if any(index not in asked for _, index in named):
             return f"{ticket.piece} names blocks outside of {asked}"
+    return None
+
+
+def _token_fault(ticket: Ticket, entry: Receiving) -> str | None:
+    """Return whether it covers other tokens than its blocks hold: those would be read as KV."""
+    size = entry.shape.sizes.source
+    if entry.wanted is None:
+        return None
+    if ticket.num_tokens > entry.wanted.stop or (
+        ticket.last and ticket.num_tokens != entry.wanted.stop
+    ):
+        return f"{ticket.piece} covers {ticket.num_tokens} tokens of {entry.wanted.stop}"
+    for run in ticket.blocks:
+        end = (run.first_index + len(run.block_ids)) * size
+        # The last block of a prompt may be full in part, any other is full.
+        if (end - size if ticket.last else end - 1) >= ticket.num_tokens:
+            return f"{ticket.piece} covers {ticket.num_tokens} tokens, its blocks go to {end}"
     return None
 
 

@@ -81,6 +81,7 @@ class Side:
         )
         self.receiver = Receiver(
             reader=reader,
+            compatibility=COMPATIBILITY,
             open_reads=lambda on_end: RankReads(
                 AdversaryNic(Network()),
                 compatibility=COMPATIBILITY,

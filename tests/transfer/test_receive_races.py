@@ -19,7 +19,7 @@ from tests.transfer.adversary import Network, Write
 from tests.transfer.two_sides import DecodeSide, PrefillSide, layout, owner
 from transfer.actions import Action, OperationTerminal
 from transfer.reader import Reader
-from transfer.receiving import Receiving, TransferShape
+from transfer.receiving import Receiving
 
 R, N = owner("r"), owner("n")
 FIRST, SECOND = OperationId(1), OperationId(2)
@@ -166,8 +166,7 @@ def test_c21_the_adversary_wins_where_a_cancelled_read_counts_as_over() -> None:
 
 
 def test_c24_the_adversary_wins_where_pieces_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def any_piece(entry: Receiving, shape: TransferShape) -> bool:
-        del shape
+    def any_piece(entry: Receiving) -> bool:
         return entry.last_chunk is not None and any(True for _ in entry.landed())
 
     monkeypatch.setattr(Receiving, "is_complete", any_piece)

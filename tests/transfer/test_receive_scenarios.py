@@ -365,8 +365,7 @@ def test_c24_mutation_counting_pieces_delivers_too_early(
 ) -> None:
     """With a counter, three pieces of rank 0 pass for "chunks times ranks"."""
 
-    def by_count(entry: Receiving, shape: object) -> bool:
-        del shape
+    def by_count(entry: Receiving) -> bool:
         return entry.last_chunk is not None and len(list(entry.landed())) >= 2
 
     monkeypatch.setattr(Receiving, "is_complete", by_count)

@@ -12,20 +12,24 @@ import pytest
 from core.ids import Attempt, BlockId, Generation, Incarnation, Owner, RequestId
 from core.kv_layout import KVGroup
 from core.messages import FirstToken, GroupBlocks, PieceId, Ticket
+from transfer.positions import BlockSizes
 from transfer.receiving import Receiving, TransferShape
 from transfer.ticket_faults import fault_of, gap_in
 
 SHAPE = TransferShape(
     num_ranks=1,
     num_layers=1,
-    groups=(KVGroup(layers=(0,)), KVGroup(layers=(1,), window=32)),
-    block_size=16,
+    sizes=BlockSizes(16, 16, (KVGroup(layers=(0,)), KVGroup(layers=(1,), window=32))),
+    layer_nbytes=1,
 )
 OWNER: Owner = (RequestId("r"), Attempt(1))
 
 
-def receiving(first_token: int = 32, num_tokens: int = 100) -> Receiving:
-    return Receiving(OWNER, Incarnation("P"), 0.0, wanted=range(first_token, num_tokens))
+def receiving(
+    first_token: int = 32, num_tokens: int = 100, *, shape: TransferShape = SHAPE
+) -> Receiving:
+    wanted = range(first_token, num_tokens)
+    return Receiving(OWNER, Incarnation("P"), shape, 0.0, wanted=wanted)
 
 
 def ticket(*runs: tuple[int, int, int], chunk: int = 0, last: bool = True) -> Ticket:
@@ -64,7 +68,7 @@ def ticket(*runs: tuple[int, int, int], chunk: int = 0, last: bool = True) -> Ti
 def test_ticket_with_wrong_positions_is_refused(
     runs: list[tuple[int, int, int]], complaint: str
 ) -> None:
-    fault = fault_of(ticket(*runs), receiving(), SHAPE)
+    fault = fault_of(ticket(*runs), receiving())
     assert fault is not None
     assert complaint in fault
 
@@ -72,7 +76,7 @@ def test_ticket_with_wrong_positions_is_refused(
 def test_position_of_an_earlier_ticket_is_refused() -> None:
     entry = receiving()
     entry.add(ticket((0, 2, 2), last=False), 0.0)
-    fault = fault_of(ticket((0, 3, 4), chunk=1), entry, SHAPE)
+    fault = fault_of(ticket((0, 3, 4), chunk=1), entry)
     assert fault is not None
     assert "twice" in fault
 
@@ -80,10 +84,10 @@ def test_position_of_an_earlier_ticket_is_refused() -> None:
 def test_tickets_that_leave_a_block_out_are_noticed_before_delivery() -> None:
     entry = receiving()
     entry.add(ticket((0, 2, 2), last=False), 0.0)
-    assert gap_in(entry, SHAPE) is None  # not all are here
+    assert gap_in(entry) is None  # not all are here
     entry.add(ticket((0, 5, 2), (1, 4, 3), chunk=1), 0.0)
     entry.is_announced = True
-    assert gap_in(entry, SHAPE) == "no ticket names blocks [4] of group 0"
+    assert gap_in(entry) == "no ticket names blocks [4] of group 0"
 
 
 def test_d16_blocks_behind_the_window_may_be_left_out() -> None:
@@ -91,19 +95,19 @@ def test_d16_blocks_behind_the_window_may_be_left_out() -> None:
     # Decode reads from 100 - 32 + 1 = 69 on: block 4.
     entry.add(ticket((0, 2, 5), (1, 4, 3)), 0.0)
     entry.is_announced = True
-    assert gap_in(entry, SHAPE) is None
+    assert gap_in(entry) is None
 
 
 def test_g16_sinks_must_be_named_with_the_window() -> None:
     sinking = msgspec.structs.replace(SHAPE.groups[1], num_sinks=20)
-    shape = dataclasses.replace(SHAPE, groups=(SHAPE.groups[0], sinking))
-    entry = receiving(first_token=0)
+    shape = dataclasses.replace(SHAPE, sizes=BlockSizes(16, 16, (SHAPE.groups[0], sinking)))
+    entry = receiving(first_token=0, shape=shape)
     entry.add(ticket((0, 0, 7), (1, 4, 3)), 0.0)
     entry.is_announced = True
-    assert gap_in(entry, shape) == "no ticket names blocks [0, 1] of group 1"
+    assert gap_in(entry) == "no ticket names blocks [0, 1] of group 1"
 
     # Where decode has them in its own cache, it does not ask for them
-    entry = receiving(first_token=32)
+    entry = receiving(first_token=32, shape=shape)
     entry.add(ticket((0, 2, 5), (1, 4, 3)), 0.0)
     entry.is_announced = True
-    assert gap_in(entry, shape) is None
+    assert gap_in(entry) is None
