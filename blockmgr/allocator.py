@@ -57,7 +57,7 @@ class BlockAllocator:
         pinned = self._place_hit(holding)
         missing = [table.missing(num_blocks) for table in holding.tables]
         count = sum(map(len, missing))
-        self._require(count, pinned=pinned)
+        self.require(count, pinned=pinned)
         if len(pinned):
             self._pool.change(pinned, _PIN)
         if count:
@@ -88,7 +88,7 @@ class BlockAllocator:
         missing = [table.missing(num_blocks) for table in holding.tables]
         count = sum(map(len, missing))
         if count:
-            self._require(count)
+            self.require(count)
             self._fill(holding, missing, count)
             self.note_cover(holding)
 
@@ -118,7 +118,7 @@ class BlockAllocator:
         Raises:
             OutOfBlocksError: nothing was taken.
         """
-        self._require(count)
+        self.require(count)
         return self._allocate(count, Hold.OWNER, Hold.OPERATION, Hold.WRITE)
 
     def offer(self, holding: Holding, num_blocks: int) -> None:
@@ -184,8 +184,12 @@ class BlockAllocator:
             table.skip(holding.num_settled_tokens)
         return pinned[0] if len(pinned) == 1 else np.concatenate((*pinned, _NO_BLOCKS))
 
-    def _require(self, count: int, *, pinned: BlockIds = _NO_BLOCKS) -> None:
-        """Raise unless ``count`` blocks are allocatable beside ``pinned``."""
+    def require(self, count: int, *, pinned: BlockIds = _NO_BLOCKS) -> None:
+        """Return if ``count`` blocks are allocatable beside ``pinned``.
+
+        Raises:
+            OutOfBlocksError: they are not. Nothing was taken.
+        """
         available = self._pool.num_allocatable
         if count > available - len(pinned):
             available -= int(self._pool.is_cached(pinned).sum())

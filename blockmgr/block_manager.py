@@ -180,6 +180,9 @@ class BlockManager(BlockOperations):
         holdings = [self._held(owner) for owner in owners]
         if not holdings:
             raise InvalidTransitionError("an empty step has no number")
+        for holding in holdings:
+            if holding.received:
+                holding.received.clear()  # what a step has been given, no read may fill
         return self._steps.dispatch(holdings)
 
     def complete_step(self, step: StepSeq) -> None:

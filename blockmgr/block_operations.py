@@ -5,11 +5,12 @@ from typing import Final
 
 import numpy as np
 
+from blockmgr.block_table import HOLE
 from blockmgr.fences import PendingOperation
 from blockmgr.free_queue import BlockIds
 from blockmgr.holding import Holding
 from blockmgr.readings import BlockReadings
-from blockmgr.receive_target import ReceiveTarget, require_vacant
+from blockmgr.receive_target import ReceiveTarget, entries_to_fill
 from blockmgr.states import Hold, HoldChange
 from core.errors import DoubleReleaseError, InvalidTransitionError
 from core.ids import BlockId, Generation, OperationId, Owner
@@ -18,6 +19,7 @@ _BEGIN_READ: Final = HoldChange(add=(Hold.OPERATION,))
 _BEGIN_WRITE: Final = HoldChange(add=(Hold.OPERATION, Hold.WRITE))
 _END_READ: Final = HoldChange(drop=(Hold.OPERATION,))
 _END_WRITE: Final = HoldChange(drop=(Hold.OPERATION, Hold.WRITE))
+_NO_BLOCKS: Final = np.empty(0, dtype=np.int64)
 
 
 class BlockOperations(BlockReadings):
@@ -26,10 +28,12 @@ class BlockOperations(BlockReadings):
     def begin_receive(
         self, owner: Owner, targets: Sequence[ReceiveTarget], operation: OperationId
     ) -> list[list[tuple[BlockId, Generation]]]:
-        """Allocate blocks that ``operation`` will write, at ``targets`` in the owner's tables.
+        """Let ``operation`` write blocks at ``targets`` in the owner's tables: new where none is.
 
         They are RECEIVING, are never on the zero list, and keep their ids and generations until
-        ``end_operation``, whatever the owner does.
+        every operation that names them has ended, whatever the owner does. A block that another
+        operation of this owner has begun to fill takes this one, too, as long as nobody else and
+        no step has been given it: the layers and ranks of one position come separately.
 
         Returns:
             Per target, block ids with generations in order of position.
@@ -37,25 +41,44 @@ class BlockOperations(BlockReadings):
         Raises:
             OutOfBlocksError: nothing was taken.
             InvalidTransitionError: not held or a lease, ``operation`` is pending, or a target is
-                empty, has a block already, or lies behind the window.
+                empty, overlaps another, lies behind the window, or has a block that is not being
+                received for this owner alone.
         """
         holding = self._active(owner)
         self._require_new(operation)
-        require_vacant(holding, targets)
-        block_ids = self._allocator.receive(sum(target.count for target in targets))
+        entries = entries_to_fill(holding, targets, block_size=self._layout.block_size)
+        every = np.concatenate((*entries, _NO_BLOCKS))
+        is_new = every == HOLE
+        self._join_receive(holding, every[~is_new], num_new=int(is_new.sum()))
+        every[is_new] = self._allocator.receive(int(is_new.sum()))
         if self._history is not None:
-            self._history.owned(block_ids, owner)
-        generations = self._begin(holding, block_ids, operation, writes=True)
-        pairs = list(zip(map(BlockId, block_ids.tolist()), generations, strict=True))
+            self._history.owned(every[is_new], owner)
+        generations = self._begin(holding, every, operation, writes=True)
+        pairs = list(zip(map(BlockId, every.tolist()), generations, strict=True))
         placed: list[list[tuple[BlockId, Generation]]] = []
         at = 0
         for target in targets:
             part = slice(at, at + target.count)
-            holding.tables[target.group].put(target.indices, block_ids[part])
+            holding.tables[target.group].put_new(target.first_index, every[part], is_new[part])
             placed.append(pairs[part])
             at += target.count
+        holding.received.update(every.tolist())
         self._allocator.note_cover(holding)
         return placed
+
+    def _join_receive(self, holding: Holding, block_ids: BlockIds, *, num_new: int) -> None:
+        """Let one more operation write ``block_ids``, if ``num_new`` others can be allocated, too.
+
+        Raises:
+            OutOfBlocksError: they cannot.
+            InvalidTransitionError: somebody else has one of the blocks.
+        """
+        if not len(block_ids):
+            return
+        if not self._pool.are_unshared(block_ids):
+            raise InvalidTransitionError(f"{holding.owner} does not receive its blocks alone")
+        self._allocator.require(num_new)
+        self._pool.change(block_ids, _BEGIN_WRITE)
 
     def begin_operation(
         self,

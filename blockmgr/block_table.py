@@ -4,6 +4,7 @@ from array import array
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from blockmgr.free_queue import BlockIds
 from blockmgr.window import first_live_block, num_sink_blocks
@@ -74,14 +75,18 @@ class BlockTable:
             return added
         return [*np.flatnonzero(self.entries[:num_blocks] == HOLE).tolist(), *added]
 
-    def has_any(self, indices: range) -> bool:
-        """Whether one of ``indices`` has a block, or lost it to the window for good."""
+    def has_lost_any(self, indices: range) -> bool:
+        """Whether one of ``indices`` lost its block to the window for good."""
         num_sinks = num_sink_blocks(self.group, self._block_size)
-        if self.group.window is not None and max(indices.start, num_sinks) < min(
-            indices.stop, self.first_live
-        ):
-            return True
-        return bool((self.entries[indices.start : indices.stop] != HOLE).any())
+        first, last = max(indices.start, num_sinks), min(indices.stop, self.first_live)
+        return self.group.window is not None and first < last
+
+    def entries_at(self, indices: range) -> BlockIds:
+        """Return a copy of the ids and holes at ``indices``, which may go beyond the end."""
+        found = np.full(len(indices), HOLE, dtype=np.int64)
+        known = self.entries[indices.start : indices.stop]
+        found[: len(known)] = known
+        return found
 
     def put(self, indices: range | list[int], block_ids: BlockIds) -> None:
         """Set the entries at ``indices``, all of them holes or behind the end, ascending."""
@@ -93,6 +98,13 @@ class BlockTable:
         else:
             self._entries[np.asarray(indices)] = block_ids
         self._num_held += len(indices)
+
+    def put_new(self, first_index: int, block_ids: BlockIds, is_new: NDArray[np.bool_]) -> None:
+        """Set the entries from ``first_index`` on that are new; the others are there already."""
+        if is_new.all():
+            self.put(range(first_index, first_index + len(block_ids)), block_ids)
+        else:
+            self.put((np.flatnonzero(is_new) + first_index).tolist(), block_ids[is_new])
 
     def append(self, block_id: int) -> None:
         """Put one block behind the end."""

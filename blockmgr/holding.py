@@ -41,6 +41,8 @@ class Holding:
     num_tokens_of_next_change: int = 0
     """Settling fewer tokens than these neither offers a block nor moves a window."""
     is_lease: bool = False
+    received: set[int] = field(default_factory=set[int])
+    """Blocks that operations fill, or have filled, and that no step has been given since."""
     num_writes: int = 0
     """Pending operations that write its blocks."""
     steps_in_flight: list[StepSeq] = field(default_factory=list[StepSeq])

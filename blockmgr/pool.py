@@ -23,6 +23,7 @@ from core.ids import BlockId
 
 _CACHED_WORD = UNIT_OF_HOLD[Hold.CACHE]
 _OWNED_WORD = UNIT_OF_HOLD[Hold.OWNER]
+_OPERATIONS = MASK_OF_HOLD[Hold.OPERATION] | MASK_OF_HOLD[Hold.WRITE]
 
 
 class BlockObserver(Protocol):
@@ -116,6 +117,10 @@ class BlockPool:
     def is_one_cached(self, block_id: int) -> bool:
         """Whether this block is CACHED."""
         return self._word_of[block_id] == _CACHED_WORD
+
+    def are_unshared(self, block_ids: BlockIds) -> bool:
+        """Whether each has one owner, and nothing else holds it but operations."""
+        return bool((self._words[block_ids] & ~_OPERATIONS == _OWNED_WORD).all())
 
     def cached(self) -> BlockIds:
         """Return all CACHED blocks; the work is proportional to the pool."""

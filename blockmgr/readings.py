@@ -1,6 +1,6 @@
 """What can be asked of a block manager. Nothing here changes anything."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from blockmgr.holding import Holding
 from blockmgr.invariants import expected_words
 from blockmgr.pool import BlockObserver, BlockPool
 from blockmgr.prefix_tree import PrefixTree
+from blockmgr.receive_target import ReceiveTarget
 from blockmgr.states import BlockState, Hold
 from blockmgr.stats import BlockStats
 from blockmgr.token_run import TokenRun
@@ -97,6 +98,12 @@ class BlockReadings:
     def num_tokens_covered(self, owner: Owner) -> int:
         """Tokens of ``owner`` from the first on that have room in every group."""
         return self._held(owner).num_covered_tokens
+
+    def num_vacant(self, owner: Owner, targets: Iterable[ReceiveTarget]) -> int:
+        """Blocks that ``begin_receive`` would allocate for ``targets``."""
+        tables = self._held(owner).tables
+        entries = (tables[target.group].entries_at(target.indices) for target in targets)
+        return sum(int((found == HOLE).sum()) for found in entries)
 
     def is_in_flight(self, owner: Owner) -> bool:
         """Whether a dispatched step may touch the blocks of ``owner``."""

@@ -20,8 +20,8 @@ can leave a block in a state that contradicts what may still touch it.
 The holds of a block are counters packed into one 64-bit word, so that adding one to a thousand
 blocks is one addition:
 
-    bit 63  62         48 47    33 32   19 18        7 6     1 0
-       0  | OWNER        | LEASE  | STEP  | OPERATION | WRITE | CACHE
+    bit 63  62    49 48    35 34    23 22       11 10     1 0
+       0  | OWNER   | LEASE   | STEP   | OPERATION | WRITE  | CACHE
 """
 
 from collections.abc import Collection, Sequence
@@ -68,8 +68,8 @@ class Hold(IntEnum):
     """Live requests that have it in a block table."""
 
 
-SHIFT_OF_HOLD: Final = (0, 1, 7, 19, 33, 48)
-_WIDTH_OF_HOLD: Final = (1, 6, 12, 14, 15, 15)
+SHIFT_OF_HOLD: Final = (0, 1, 11, 23, 35, 49)
+_WIDTH_OF_HOLD: Final = (1, 10, 12, 12, 14, 14)
 UNIT_OF_HOLD: Final = tuple(1 << shift for shift in SHIFT_OF_HOLD)
 """One of each hold, by its value."""
 MASK_OF_HOLD: Final = tuple(

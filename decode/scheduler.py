@@ -108,13 +108,13 @@ class DecodeScheduler:
     def receive(
         self, owner: Owner, targets: Iterable[ReceiveTarget], operation: OperationId
     ) -> list[list[tuple[BlockId, Generation]]] | None:
-        """Allocate the blocks that a ticket's read will fill; None: no memory yet, try again.
+        """Find the blocks that a ticket's read will fill; None: no memory yet, try again.
 
-        The first ticket is promised the whole prompt.
+        The first ticket is promised the whole prompt. Tickets for other layers of the same
+        positions get the same blocks.
         """
         sequence = self._table[owner]
         targets = list(targets)
-        count = sum(target.count for target in targets)
         if sequence.promised_blocks is None:
             need = self._budget.blocks_to_receive(sequence.num_tokens)
             if self._is_preempted_one_waiting() or need > self._available():
@@ -122,11 +122,12 @@ class DecodeScheduler:
                 return None
             self._refused.pop(owner, None)
             self._budget.promise(sequence, need)
+        num_new = self._blocks.num_vacant(owner, targets)
         try:
             blocks = self._blocks.begin_receive(owner, targets, operation)
         except OutOfBlocksError:
             return None
-        self._budget.promise(sequence, max((sequence.promised_blocks or 0) - count, 0))
+        self._budget.promise(sequence, max((sequence.promised_blocks or 0) - num_new, 0))
         return blocks
 
     def deliver(self, owner: Owner, first_token: int) -> None:

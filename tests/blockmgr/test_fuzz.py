@@ -6,6 +6,7 @@ while something that was under way at its release may still touch it: neither sh
 race, nor longer, which is a leak. ``World`` is the oracle.
 """
 
+import contextlib
 import random
 from collections.abc import Iterable, Sequence
 
@@ -19,7 +20,7 @@ from blockmgr.block_manager import BlockManager
 from blockmgr.free_queue import BlockIds
 from blockmgr.holding import Holding
 from blockmgr.receive_target import ReceiveTarget
-from core.errors import InternalError
+from core.errors import DoubleReleaseError, InternalError
 from core.ids import BlockId, Generation, OperationId, Owner, StepSeq
 from tests.blockmgr.world import World
 
@@ -41,7 +42,10 @@ class WorldMachine(RuleBasedStateMachine):
     def event(self, name: str) -> None:
         getattr(self.world, name)()
 
-    @rule(name=st.sampled_from(["complete", "release", "preempt", "lease", "land"]), pick=PICK)
+    @rule(
+        name=st.sampled_from(["complete", "release", "preempt", "lease", "land", "join_receive"]),
+        pick=PICK,
+    )
     def event_of_one(self, name: str, pick: int) -> None:
         getattr(self.world, name)(pick)
 
@@ -82,6 +86,7 @@ def run(world: World, rng: random.Random, num_events: int, *, recount_every: int
         lambda: world.preempt(rng.randrange(12)): 0.5,
         lambda: world.fail_read(rng.randrange(12)): 0.5,
         lambda: world.begin_receive(rng.randrange(12), rng.randint(1, 5)): 4,
+        lambda: world.join_receive(rng.randrange(12)): 3,
         lambda: world.land(rng.randrange(12)): 4,
         lambda: world.end_read(rng.randrange(12)): 4,
         lambda: world.begin_copy(rng.randrange(12)): 1,
@@ -185,9 +190,24 @@ class SharesUnsettled(BlockManager):
         return super().dispatch_step(owners)
 
 
+class FirstEndIsTerminal(BlockManager):
+    """A block that two reads fill is free of both when one has ended."""
+
+    def _join_receive(self, holding: Holding, block_ids: BlockIds, *, num_new: int) -> None:
+        """Count no second read."""
+
+    def end_operation(self, operation: OperationId) -> None:
+        with contextlib.suppress(DoubleReleaseError):
+            super().end_operation(operation)
+
+    def check_invariants(self) -> None:
+        """Leave it to the states and bytes to show the damage."""
+
+
 @pytest.mark.parametrize(
     "kind",
     [
+        FirstEndIsTerminal,
         WithoutStepFence,
         FenceByFirstStep,
         CancelIsTerminal,

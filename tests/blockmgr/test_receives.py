@@ -66,23 +66,6 @@ def test_a_released_receive_is_quarantined_until_it_is_terminal(
     assert blocks.generation(received[2][0]) == 2
 
 
-def test_operations_of_one_block_end_each_on_its_own(make_manager: MakeManager) -> None:
-    # Given two layer ranges of the same blocks, read by two operations
-    blocks = make_manager(4)
-    owner = admit_new(blocks, "R", 0)
-    (received,) = blocks.begin_receive(owner, WHOLE, READ)
-    second = OperationId(2)
-    blocks.begin_operation(owner, [at for at, _ in received], second, writes=True)
-
-    blocks.end_operation(READ)
-    assert blocks.counts()[BlockState.RECEIVING] == 3
-    blocks.release(owner)
-    assert blocks.counts()[BlockState.QUARANTINED] == 3
-    blocks.end_operation(second)
-
-    assert num_free(blocks) == 4
-
-
 def test_an_operation_ends_once(make_manager: MakeManager) -> None:
     blocks = make_manager(4)
     owner = admit_new(blocks, "R", 0)

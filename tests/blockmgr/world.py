@@ -14,7 +14,7 @@ from blockmgr.receive_target import ReceiveTarget
 from blockmgr.states import BlockState
 from blockmgr.token_run import TokenRun
 from core.errors import OutOfBlocksError
-from core.ids import BlockId, OperationId, Owner, StepSeq
+from core.ids import BlockId, Generation, OperationId, Owner, StepSeq
 from core.kv_layout import KVGroup
 from tests.blockmgr.words import layout_of, owner_of, run_of
 
@@ -59,6 +59,9 @@ class Life:
     settled: int
     is_lease: bool = False
     is_receiving: bool = False
+    num_reads: int = 0
+    """Not terminal yet."""
+    rest: "Rest | None" = None
 
 
 @dataclass
@@ -80,6 +83,16 @@ class Read:
     blocks: set[int]
     writes: list[Cell] = field(default_factory=list[Cell])
     has_landed: bool = False
+
+
+@dataclass
+class Rest:
+    """Other cells of the blocks that a read fills: they come by a read of their own."""
+
+    targets: list[ReceiveTarget]
+    placed: list[list[tuple[BlockId, Generation]]]
+    writes: list[Cell]
+    end: int
 
 
 class World:
@@ -238,8 +251,25 @@ class World:
                 block_id, _ = part[position // BLOCK_SIZE - first]
                 value = content(group, life.tokens, position)
                 read.writes.append((block_id, position % BLOCK_SIZE, value))
+        if pick % 2 and len(read.writes) > 1:
+            life.rest = Rest(targets, placed, read.writes[1::2], end)
+            read.writes = read.writes[::2]
         self.reads[operation] = read
         life.is_receiving = True
+        life.num_reads += 1
+
+    def join_receive(self, pick: int) -> None:
+        """The read of the rest of what a request receives is posted."""
+        if ready := [life for life in self.lives if life.rest is not None]:
+            life = ready[pick % len(ready)]
+            rest, life.rest = life.rest, None
+            assert rest is not None
+            operation = self._next_operation()
+            placed = self.blocks.begin_receive(life.owner, rest.targets, operation)
+            assert placed == rest.placed, "the second read has other blocks than the first"
+            named = {int(at) for part in placed for at, _ in part}
+            self.reads[operation] = Read(life, rest.end, named, rest.writes)
+            life.num_reads += 1
 
     def land(self, pick: int) -> None:
         """The NIC writes what a read brings."""
@@ -256,7 +286,9 @@ class World:
             operation = landed[pick % len(landed)]
             read = self.reads.pop(operation)
             self.blocks.end_operation(operation)
-            if read.life in self.lives:
+            read.life.num_reads -= 1
+            is_here = not read.life.num_reads and read.life.rest is None
+            if read.life in self.lives and is_here:
                 read.life.is_receiving = False
                 read.life.computed = read.end
                 self._settle(read.life, read.end)
