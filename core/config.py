@@ -197,7 +197,11 @@ class TransferConfig(_Section):
     """Send a digest of every block with its ticket, and compare what has arrived with it. Costs
     about 1 s of each side's event loop per GB; for finding bad links and memory."""
     pump_interval_s: Seconds = 0.0002
-    """Between progress calls while a read is outstanding; nothing runs while none is."""
+    """Between progress calls while a read is outstanding; nothing runs while none is. Unused where
+    the transport can wait."""
+    max_inflight_mib: PositiveInt = 64
+    """Bytes of posted reads that are not over, above which one decode rank posts no more; a quarter
+    for each prefill worker. What is posted cannot be overtaken or taken back."""
 
     @model_validator(mode="after")
     def _renews_in_time(self) -> Self:

@@ -21,6 +21,7 @@ from engine.rank_group import RankGroup, RankPlace
 from engine.startup import Engine, start_engine
 from ranks.frames import FrameChannel, receive_frame, send_frame
 from ranks.messages import (
+    Cancel,
     Connect,
     Ended,
     Loaded,
@@ -33,6 +34,7 @@ from ranks.messages import (
     StartFailed,
     StepDone,
     TearDown,
+    WarmUp,
 )
 from ranks.rank_transfers import RankSource, open_rank_reads
 from transfer.reads import ReadEnd, Reads
@@ -152,6 +154,10 @@ class _Transfers:
                 self._connect(self._reads, message)
             case Post(read) if self._reads is not None:
                 self._reads.post(read)
+            case WarmUp(operation, source) if self._reads is not None:
+                self._reads.warm_up(operation, source)
+            case Cancel(operation) if self._reads is not None:
+                self._reads.cancel(operation)
             case TearDown(source, reason) if self._reads is not None:
                 self._reads.tear_down(source, reason)
             case _:

@@ -10,7 +10,7 @@ from core.errors import InternalError
 from core.ids import Incarnation, OperationId
 from core.messages import Welcome
 from engine.rank_group import LEADER
-from ranks.messages import Command, Connect, Post, TearDown
+from ranks.messages import Cancel, Command, Connect, Post, TearDown, WarmUp
 from transfer.actions import PostRead
 from transfer.reads import ReadEnd, Reads
 
@@ -86,11 +86,21 @@ class GroupReads:
 
     def post(self, read: PostRead) -> None:
         """See ``Reads.post``."""
-        self._outstanding[read.operation] = _Outstanding(
-            {LEADER, *self._others.ranks}, ReadEnd(read.operation, read.peer)
-        )
+        self._begin(read.operation, read.peer)
         self._others.send(Post(read))
         self._own.post(read)
+
+    def warm_up(self, operation: OperationId, source: Incarnation) -> None:
+        """See ``Reads.warm_up``: of every rank's pair."""
+        self._begin(operation, source)
+        self._others.send(WarmUp(operation, source))
+        self._own.warm_up(operation, source)
+
+    def cancel(self, operation: OperationId) -> None:
+        """See ``Reads.cancel``. Each rank has posted another share of its part."""
+        if operation in self._outstanding:
+            self._others.send(Cancel(operation))
+            self._own.cancel(operation)
 
     def tear_down(self, source: Incarnation, reason: str) -> None:
         """See ``Reads.tear_down``."""
@@ -138,6 +148,10 @@ class GroupReads:
         elif is_first_failure:
             self.tear_down(end.peer, f"rank {rank} failed: {end.failure}")
 
+    def _begin(self, operation: OperationId, source: Incarnation) -> None:
+        ranks = {LEADER, *self._others.ranks}
+        self._outstanding[operation] = _Outstanding(ranks, ReadEnd(operation, source))
+
     def _require_ended(self, begun: dict[OperationId, _Outstanding]) -> None:
         """Raise if a torn-down read is outstanding still: its end cannot be proven any more."""
         late = {
@@ -155,10 +169,12 @@ class GroupReads:
 
 def _joined(joined: ReadEnd, rank: int, part: ReadEnd) -> ReadEnd:
     """Return the end of the parts so far and of the one of ``rank``; the first failure stays."""
-    failure = None if part.failure is None else f"rank {rank}: {part.failure}"
+    part_failure = None if part.failure is None else f"rank {rank}: {part.failure}"
+    failure = joined.failure or part_failure
     return replace(
         joined,
-        failure=joined.failure or failure,
+        failure=failure,
+        is_cancelled=failure is None and (joined.is_cancelled or part.is_cancelled),
         nbytes=joined.nbytes + part.nbytes,
         num_descriptors=joined.num_descriptors + part.num_descriptors,
         duration_s=max(joined.duration_s, part.duration_s),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from core.config import SluiceConfig
-from core.ids import Incarnation, StepSeq
+from core.ids import Incarnation, OperationId, StepSeq
 from core.messages import PoolEndpoint, Welcome
 from core.messages.base import Role
 from transfer.actions import PostRead
@@ -92,6 +92,21 @@ class Post:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmUp:
+    """See ``Reads.warm_up``."""
+
+    operation: OperationId
+    source: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """See ``Reads.cancel``."""
+
+    operation: OperationId
+
+
+@dataclass(frozen=True, slots=True)
 class TearDown:
     """See ``Reads.tear_down``."""
 
@@ -121,4 +136,4 @@ class Observed:
     read: ReadObservation
 
 
-Command: TypeAlias = Connect | Post | TearDown | Serve
+Command: TypeAlias = Connect | Post | WarmUp | Cancel | TearDown | Serve

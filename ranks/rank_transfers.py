@@ -7,11 +7,11 @@ from core.errors import InternalError
 from core.ids import Incarnation
 from core.messages import PoolEndpoint
 from engine.startup import Engine
-from transfer.nixl_transport import NixlTransport
 from transfer.pump import Pump
 from transfer.reads import RankReads, ReadEnd
 from transfer.stats import TransferStats
 from transfer.transport import ReadOutcome, Transport
+from transfer.transports import open_transport
 
 
 def open_rank_reads(
@@ -28,10 +28,11 @@ def open_rank_reads(
         ConfigError: the transport cannot be used, or does not take the pool.
     """
     return RankReads(
-        _transport(engine, incarnation),
+        _open_transport(engine, config, incarnation),
         compatibility=engine.compatibility,
         rank=engine.rank,
-        pump_interval_s=config.pump_interval_s,
+        scratch_offset=engine.pool.nbytes,
+        config=config,
         stats=stats,
         on_end=on_end,
     )
@@ -41,7 +42,7 @@ class RankSource:
     """This rank's pool as others read it, on the running loop."""
 
     def __init__(self, engine: Engine, config: TransferConfig, *, incarnation: Incarnation) -> None:
-        self._transport = _transport(engine, incarnation)
+        self._transport = _open_transport(engine, config, incarnation)
         self._pump = Pump(
             self._transport, interval_s=config.pump_interval_s, on_outcome=_refuse_outcome
         )
@@ -65,11 +66,15 @@ class RankSource:
         self._transport.close()
 
 
-def _transport(engine: Engine, incarnation: Incarnation) -> Transport:
+def _open_transport(engine: Engine, config: TransferConfig, incarnation: Incarnation) -> Transport:
     # Ranks of one worker are different processes: no two may have one name.
     name = incarnation if engine.rank == 0 else Incarnation(f"{incarnation}.{engine.rank}")
-    transport = NixlTransport(name)
-    transport.register(engine.pool.address, engine.pool.nbytes)
+    transport = open_transport(config.transport, name)
+    transport.register(
+        engine.pool.address,
+        engine.pool.registered_nbytes,
+        memory="cuda" if engine.pool.blocks.is_cuda else "host",
+    )
     return transport
 
 

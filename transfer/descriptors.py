@@ -1,13 +1,12 @@
 """What a read names, checked against both pools, as arrays of addresses."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from core.errors import TransferError
-from transfer.transport import Extent, MemoryKind
+from transfer.transport import Extents, MemoryKind, rows_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +32,13 @@ class Descriptors:
         return int(self.nbytes.sum())
 
 
-def describe(extents: Sequence[Extent], local: Pool, remote: Pool) -> Descriptors:
+def describe(extents: Extents, local: Pool, remote: Pool) -> Descriptors:
     """Return the addresses of ``extents`` in both pools.
 
     Raises:
         TransferError: there is no extent, or one is outside of a pool.
     """
-    rows = np.array(
-        [(extent.local_offset, extent.remote_offset, extent.nbytes) for extent in extents],
-        dtype=np.int64,
-    ).reshape(-1, 3)
+    rows = rows_of(extents)
     if not len(rows):
         raise TransferError("a read needs at least one extent")
     sizes = rows[:, 2]

@@ -7,6 +7,7 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,9 @@ from core.errors import InternalError
 from core.ids import Incarnation, OperationId, Owner
 from transfer.split import joined, split
 from transfer.transport import ExtentRows
+
+ReadPart: TypeAlias = tuple[Incarnation, ExtentRows]
+"""A peer, and what to read of it."""
 
 DESCRIPTOR_COST_NBYTES = 8192
 """What a descriptor takes of a link beside its bytes, as bytes: 2 us at 4 GB/s."""
@@ -171,7 +175,7 @@ class ReadQueue:
         self,
         operation: OperationId,
         owner: Owner,
-        parts: Iterable[tuple[Incarnation, ExtentRows]],
+        parts: Iterable[ReadPart],
         now: float,
     ) -> None:
         """Post all of ``parts`` for ``owner`` in time.

@@ -2,21 +2,30 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from core.config import TransferConfig
 from core.errors import HandshakeError, TransferError
-from core.ids import Incarnation, OperationId, ReadId
+from core.ids import Attempt, Incarnation, OperationId, Owner, ReadId, RequestId
 from core.messages import Compatibility, Welcome
 from transfer.actions import PostRead
 from transfer.extents import extents_of
 from transfer.pairing import PairPlan, rank_of_source
 from transfer.pump import Pump
+from transfer.read_queue import EndedRead, Quantum, QueueLimits, ReadPart, ReadQueue
 from transfer.stats import ReadObservation, TransferStats
-from transfer.transport import PathKind, ReadOutcome, Transport
+from transfer.transport import Extent, PathKind, ReadOutcome, Transport, rows_of
 
 log = logging.getLogger(__name__)
+
+QUANTUM_NBYTES = 2**20
+WARM_UP_NBYTES = 64
+_TURN_S = 0.0005
+"""For how long one turn posts: over shared memory the post of a quantum is its copy."""
+_NUM_PEERS_AT_LIMIT = 4
+"""That fill ``max_inflight_mib`` together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +35,13 @@ class ReadEnd:
     operation: OperationId
     peer: Incarnation
     failure: str | None = None
-    """Why bytes are missing; None: every byte has landed."""
+    """Why it went wrong; None: every byte has landed, or the read was cancelled."""
+    is_cancelled: bool = False
+    """It ended before all of it was posted, because ``cancel`` was called."""
     nbytes: int = 0
     num_descriptors: int = 0
     duration_s: float = 0.0
-    """From the post to the proof of the end."""
+    """From the decision to read to the proof of the end."""
     path: PathKind = "unknown"
     """How the bytes travelled."""
 
@@ -39,6 +50,7 @@ class Reads(Protocol):
     """Carries reads out. Belongs to one event loop.
 
     Each ``post`` is answered by exactly one ``ReadEnd``, from the loop, never from within a call.
+    Reads of several requests share the link, in small parts and in turn.
     """
 
     @property
@@ -59,12 +71,27 @@ class Reads(Protocol):
         """Carry out ``read``. A source that is not connected, or lost, ends it as failed."""
         ...
 
+    def warm_up(self, operation: OperationId, source: Incarnation) -> None:
+        """Read some bytes of ``source`` that nobody wants, so that later reads find the way ready.
+
+        It ends as a ``post`` does.
+        """
+        ...
+
+    def cancel(self, operation: OperationId) -> None:
+        """Post nothing more of a read; it ends when what is posted has. Else it changes nothing."""
+        ...
+
     def tear_down(self, source: Incarnation, reason: str) -> None:
         """End every read of ``source``; each is reported once that is proven."""
         ...
 
     async def drain(self, *, timeout_s: float) -> bool:
-        """Wait until no read is outstanding; return whether that came within ``timeout_s``."""
+        """Post nothing more, and wait until nothing posted is outstanding.
+
+        Returns:
+            Whether that came within ``timeout_s``.
+        """
         ...
 
     def close(self) -> None:
@@ -72,13 +99,14 @@ class Reads(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Posted:
-    operation: OperationId
-    source: Incarnation
-    nbytes: int
-    num_descriptors: int
-    posted_at: float
+def queue_limits(config: TransferConfig) -> QueueLimits:
+    """Return how reads share the link under ``config``."""
+    total = config.max_inflight_mib * 2**20
+    return QueueLimits(
+        quantum_nbytes=min(QUANTUM_NBYTES, total),
+        max_peer_nbytes=max(1, total // _NUM_PEERS_AT_LIMIT),
+        max_total_nbytes=total,
+    )
 
 
 class RankReads:
@@ -90,19 +118,39 @@ class RankReads:
         *,
         compatibility: Compatibility,
         rank: int = 0,
-        pump_interval_s: float,
+        scratch_offset: int,
+        config: TransferConfig,
         stats: TransferStats,
         on_end: Callable[[ReadEnd], None],
     ) -> None:
+        """Begin without sources.
+
+        Args:
+            transport: Moves the bytes.
+            compatibility: Of this worker.
+            rank: Of this process in it.
+            scratch_offset: Where ``WARM_UP_NBYTES`` of the registered memory belong to no block.
+            config: Bounds and intervals.
+            stats: Counts.
+            on_end: Is told of each read's end, from the loop.
+        """
         self._transport = transport
         self._compatibility = compatibility
         self._rank = rank
+        self._scratch_offset = scratch_offset
         self._plans: dict[Incarnation, PairPlan] = {}
         self._stats = stats
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._pump = Pump(transport, interval_s=pump_interval_s, on_outcome=self._take_outcome)
-        self._posted: dict[ReadId, _Posted] = {}
+        self._pump = Pump(
+            transport, interval_s=config.pump_interval_s, on_outcome=self._take_outcome
+        )
+        self._sources: dict[OperationId, Incarnation] = {}
+        """Of every read that is not terminal."""
+        self._queue = ReadQueue(queue_limits(config))
+        self._posted: dict[ReadId, Quantum] = {}
+        self._feeding: asyncio.Handle | None = None
+        self._is_ending = False
         self._is_closed = False
 
     @property
@@ -128,62 +176,118 @@ class RankReads:
     def post(self, read: PostRead) -> None:
         """See ``Reads.post``."""
         plan = self._plans.get(read.peer)
-        if plan is None:
-            self._report(ReadEnd(read.operation, read.peer, f"{read.peer} is not connected"))
-            return
-        (share,) = plan.shares
-        extents = extents_of(read, plan.target)
-        posted_at = self._loop.time()
-        try:
-            read_id = self._transport.read(rank_of_source(read.peer, share.source_rank), extents)
-        except TransferError as error:
-            self._report(ReadEnd(read.operation, read.peer, str(error)))
-            return
-        nbytes = int(extents[:, 2].sum())
-        self._posted[read_id] = _Posted(read.operation, read.peer, nbytes, len(extents), posted_at)
-        self._pump.read_posted()
+        parts: list[ReadPart] = []
+        if plan is not None:
+            (share,) = plan.shares
+            parts = [(rank_of_source(read.peer, share.source_rank), extents_of(read, plan.target))]
+        self._begin(read.operation, read.owner, read.peer, parts)
+
+    def warm_up(self, operation: OperationId, source: Incarnation) -> None:
+        """See ``Reads.warm_up``."""
+        plan = self._plans.get(source)
+        shares = () if plan is None else plan.shares
+        extents = rows_of([Extent(self._scratch_offset, 0, WARM_UP_NBYTES)])
+        parts = [(rank_of_source(source, share.source_rank), extents) for share in shares]
+        self._begin(operation, (RequestId(f"warm-up {source}"), Attempt(1)), source, parts)
+
+    def cancel(self, operation: OperationId) -> None:
+        """See ``Reads.cancel``."""
+        self._report_ended(self._queue.cancel(operation))
 
     def tear_down(self, source: Incarnation, reason: str) -> None:
         """See ``Reads.tear_down``."""
         plan = self._plans.pop(source, None)
         for share in () if plan is None else plan.shares:
-            for read_id in self._transport.tear_down(rank_of_source(source, share.source_rank)):
-                posted = self._posted.pop(read_id)
+            peer = rank_of_source(source, share.source_rank)
+            self._report_ended(self._queue.drop(peer, reason))
+            for read_id in self._transport.tear_down(peer):
                 self._pump.read_ended()
-                self._report(ReadEnd(posted.operation, source, reason))
+                self._report_ended(self._queue.ended(self._posted.pop(read_id), reason))
+        self._feed_soon()
 
     async def drain(self, *, timeout_s: float) -> bool:
         """See ``Reads.drain``."""
+        self._is_ending = True
         return await self._pump.drain(timeout_s=timeout_s)
 
     def close(self) -> None:
         """See ``Reads.close``."""
-        self._is_closed = True
+        self._is_ending = self._is_closed = True
         self._pump.close()
         self._transport.close()
 
-    def _take_outcome(self, outcome: ReadOutcome) -> None:
-        posted = self._posted.pop(outcome.read)
-        if outcome.failure is not None:
-            self._on_end(ReadEnd(posted.operation, posted.source, outcome.failure))
+    # Posting
+
+    def _begin(
+        self,
+        operation: OperationId,
+        owner: Owner,
+        source: Incarnation,
+        parts: Sequence[ReadPart],
+    ) -> None:
+        if not parts:
+            self._report(ReadEnd(operation, source, f"{source} is not connected"))
             return
-        duration_s = self._loop.time() - posted.posted_at
-        self._stats.observe_read(ReadObservation(posted.nbytes, posted.num_descriptors, duration_s))
-        self._on_end(
-            ReadEnd(
-                posted.operation,
-                posted.source,
-                nbytes=posted.nbytes,
-                num_descriptors=posted.num_descriptors,
-                duration_s=duration_s,
-                path=self._path_to(outcome.peer),
-            )
+        self._sources[operation] = source
+        self._queue.add(operation, owner, parts, self._loop.time())
+        self._feed_soon()
+
+    def _feed_soon(self) -> None:
+        if self._feeding is None and self._queue.has_unposted and not self._is_ending:
+            self._feeding = self._loop.call_soon(self._feed)
+
+    def _feed(self) -> None:
+        """Post for one turn; the rest in later ones, so that the loop's other work goes on."""
+        self._feeding = None
+        turn_ends_at = self._loop.time() + _TURN_S
+        while not self._is_ending and (quantum := self._queue.next()) is not None:
+            self._post_quantum(quantum)
+            if self._loop.time() >= turn_ends_at:
+                self._feed_soon()
+                return
+
+    def _post_quantum(self, quantum: Quantum) -> None:
+        try:
+            read_id = self._transport.read(quantum.peer, quantum.extents)
+        except TransferError as error:
+            self._report_ended(self._queue.ended(quantum, str(error)))
+            self._pump.look_soon()  # the peer's other reads may have ended with it
+            return
+        self._posted[read_id] = quantum
+        self._pump.read_posted()
+
+    # Ends
+
+    def _take_outcome(self, outcome: ReadOutcome) -> None:
+        ended = self._queue.ended(self._posted.pop(outcome.read), outcome.failure)
+        self._feed_soon()
+        for end in ended:
+            self._tell(self._end_of(end))
+
+    def _report_ended(self, ended: Iterable[EndedRead]) -> None:
+        for end in ended:
+            self._report(self._end_of(end))
+
+    def _end_of(self, ended: EndedRead) -> ReadEnd:
+        """Return what to tell, and count what has landed."""
+        source = self._sources.pop(ended.operation)
+        if ended.failure is not None or ended.is_cancelled:
+            return ReadEnd(ended.operation, source, ended.failure, ended.is_cancelled)
+        duration_s = self._loop.time() - ended.queued_at
+        self._stats.observe_read(ReadObservation(ended.nbytes, ended.num_descriptors, duration_s))
+        return ReadEnd(
+            ended.operation,
+            source,
+            nbytes=ended.nbytes,
+            num_descriptors=ended.num_descriptors,
+            duration_s=duration_s,
+            path=self._path_to(ended.peer),
         )
 
-    def _path_to(self, source: Incarnation) -> PathKind:
-        """Return how bytes of ``source`` travel, unless it was torn down just now."""
-        is_connected = self._transport.is_connected(source)
-        return self._transport.path(source).kind if is_connected else "unknown"
+    def _path_to(self, peer: Incarnation) -> PathKind:
+        """Return how bytes of ``peer`` travel, unless it was torn down just now."""
+        is_connected = self._transport.is_connected(peer)
+        return self._transport.path(peer).kind if is_connected else "unknown"
 
     def _report(self, end: ReadEnd) -> None:
         """Tell it from the loop: the caller may be in the middle of something."""

@@ -85,7 +85,8 @@ class Side:
             open_reads=lambda on_end: RankReads(
                 AdversaryNic(Network()),
                 compatibility=COMPATIBILITY,
-                pump_interval_s=0.01,
+                scratch_offset=0,
+                config=TransferConfig(),
                 stats=reader.stats,
                 on_end=on_end,
             ),
