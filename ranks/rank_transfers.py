@@ -12,7 +12,6 @@ from transfer.reads import RankReads, ReadEnd
 from transfer.stats import TransferStats
 from transfer.transport import ReadOutcome, Transport
 from transfer.transports import open_transport
-from transfer.transports import open_transport
 
 
 def open_rank_reads(
