@@ -14,7 +14,6 @@ from core.kv_layout import KVLayout
 from engine.kv_rows import rows_of
 
 SCRATCH_NBYTES = 4096
-SCRATCH_NBYTES = 4096
 _WORD_NBYTES = 4
 _DIGEST_NBYTES = 8
 _CHUNK_NBYTES = 8 * 2**20
