@@ -1,0 +1,180 @@
+"""Only the right party may talk to a server, by its key, and only as long as the key is good.
+
+Otherwise a stranger drives a worker, or learns from a Welcome where its memory is.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from core.channel import (
+    ChannelKeys,
+    ClientChannel,
+    ClientId,
+    ClientLost,
+    DeploymentKeys,
+    Party,
+    ServerChannel,
+)
+from core.channel_keys import ADMITTED_BY, PARTIES, KeyPair, PublicKey
+from core.errors import PeerLostError
+from core.ids import Attempt, Incarnation, RequestId, WorkerId
+from core.messages import Abort, Hello, PoolEndpoint, Welcome
+
+ABORT = Abort(RequestId("r"), Attempt(1))
+POOL = PoolEndpoint(transport="ucx", metadata=b"where", base_address=4096, nbytes=4096)
+
+
+@dataclass
+class MutableKeys:
+    """Public keys that a test replaces, as an operator does."""
+
+    keys: dict[Party, tuple[PublicKey, ...]]
+
+    def of(self, party: Party) -> tuple[PublicKey, ...]:
+        return self.keys[party]
+
+
+@dataclass
+class Door:
+    """A server that tells what got in."""
+
+    server: ServerChannel
+    hellos: list[Hello] = field(default_factory=list[Hello])
+    events: list[tuple[ClientId, object]] = field(default_factory=list[tuple[ClientId, object]])
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(10):
+            while True:
+                if condition():
+                    return
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def open_door(keys: ChannelKeys, *, silence_s: float = 5.0) -> AsyncIterator[Door]:
+    def welcome(_client: ClientId, hello: Hello) -> Welcome:
+        door.hellos.append(hello)
+        return Welcome(WorkerId("W"), Incarnation("s"), pools=(POOL,))
+
+    async def serve() -> None:
+        while True:
+            door.events.append(await server.receive())
+
+    server = ServerChannel(
+        host="127.0.0.1",
+        keys=keys,
+        incarnation=Incarnation("s"),
+        welcome=welcome,
+        silence_s=silence_s,
+    )
+    door = Door(server)
+    serving = asyncio.create_task(serve())
+    yield door
+    serving.cancel()
+    server.close()
+
+
+def channel(door: Door, keys: ChannelKeys, server: Party, name: str = "c") -> ClientChannel:
+    hello = Hello(name=name, incarnation=Incarnation(f"of-{name}"))
+    return ClientChannel(door.server.address, keys=keys, server=server, hello=hello)
+
+
+@pytest.mark.parametrize("server", PARTIES)
+async def test_each_server_admits_the_parties_that_have_business_with_it(server: Party) -> None:
+    keys = DeploymentKeys.generate()
+    async with open_door(keys.of(server)) as door:
+        for party in PARTIES:
+            client = channel(door, keys.of(party), server, party)
+            if party in ADMITTED_BY[server]:
+                assert (await client.connect()).pools == (POOL,)
+                client.send(ABORT)
+                await door.until(lambda: door.events)
+                sender, message = door.events.pop()
+                assert (message, door.server.party(sender)) == (ABORT, party)
+            else:
+                with pytest.raises(PeerLostError, match="does not accept our keys"):
+                    await client.connect(timeout_s=5)
+            client.close()
+        assert {hello.name for hello in door.hellos} == set(ADMITTED_BY[server])
+        assert door.server.rejects.counts["key"] == len(PARTIES) - len(ADMITTED_BY[server])
+
+
+async def test_stranger_who_knows_the_servers_key_learns_nothing() -> None:
+    keys = DeploymentKeys.generate()
+    async with open_door(keys.of("prefill")) as door:
+        stranger = ChannelKeys("decode", KeyPair.generate(), keys.of("decode").public)
+        client = channel(door, stranger, "prefill")
+        with pytest.raises(PeerLostError):
+            await client.connect(timeout_s=5)
+        assert not door.hellos
+        assert not door.events
+
+
+async def test_without_the_check_of_keys_a_stranger_is_welcome(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ChannelKeys, "admits", lambda *_: "decode")
+    keys = DeploymentKeys.generate()
+    async with open_door(keys.of("prefill")) as door:
+        stranger = ChannelKeys("decode", KeyPair.generate(), keys.of("decode").public)
+        client = channel(door, stranger, "prefill")
+        assert (await client.connect()).pools == (POOL,)
+        client.close()
+
+
+async def test_impostor_without_the_servers_key_hears_no_hello() -> None:
+    """A client says nothing, not even who it is, to whoever sits at an old address."""
+    keys = DeploymentKeys.generate()
+    impostor = ChannelKeys("prefill", KeyPair.generate(), keys.of("prefill").public)
+    async with open_door(impostor) as door:
+        client = channel(door, keys.of("decode"), "prefill")
+        with pytest.raises(PeerLostError):
+            await client.connect(timeout_s=5)
+        assert not door.hellos
+
+
+# Rotation
+
+
+async def test_key_that_is_withdrawn_loses_its_client_and_lets_no_other_in() -> None:
+    keys = DeploymentKeys.generate()
+    public = MutableKeys({party: keys.of(party).public.of(party) for party in PARTIES})
+    old, new = keys.of("decode"), KeyPair.generate()
+    server = ChannelKeys("prefill", keys.of("prefill").own, public)
+    async with open_door(server, silence_s=0.8) as door:
+        # Given a client under the old key, and one under a new key that was added beside it
+        first = channel(door, old, "prefill", "first")
+        await first.connect()
+        public.keys["decode"] = (new.public, old.own.public)
+        second = channel(door, ChannelKeys("decode", new, public), "prefill", "second")
+        await second.connect()
+        # When the old key is withdrawn
+        public.keys["decode"] = (new.public,)
+        # Then its client is lost, on both sides, and cannot come back
+        with pytest.raises(PeerLostError, match="not admitted any more"):
+            async with asyncio.timeout(10):
+                await first.receive()
+        await door.until(lambda: [event for _, event in door.events if event == ClientLost()])
+        again = channel(door, old, "prefill", "again")
+        with pytest.raises(PeerLostError):
+            await again.connect(timeout_s=5)
+        # While the other goes on
+        second.send(ABORT)
+        await door.until(lambda: ABORT in [event for _, event in door.events])
+        for client in (first, second):
+            client.close()
+
+
+async def test_client_tries_each_key_by_which_the_server_is_known() -> None:
+    keys = DeploymentKeys.generate()
+    public = MutableKeys({party: keys.of(party).public.of(party) for party in PARTIES})
+    public.keys["prefill"] = (KeyPair.generate().public, *public.keys["prefill"])
+    async with open_door(keys.of("prefill")) as door:
+        client = channel(door, ChannelKeys("decode", keys.of("decode").own, public), "prefill")
+        assert (await client.connect()).pools == (POOL,)
+        assert len(door.hellos) == 1
+        client.close()
