@@ -30,7 +30,7 @@ class Case:
     transport: str
     path: str
     source_dies_with_readers: str = ""
-    """Why a source may abort when a reader goes away in mid-read; empty: it never does."""
+    """Why a source may die when a reader goes away in mid-read; empty: it never does."""
 
     @property
     def options(self) -> Mapping[str, str]:
@@ -53,8 +53,8 @@ CASES = (
         "nixl",
         "tcp",
         source_dies_with_readers=(
-            "UCX emulates reads over TCP, and aborts when it answers a reader that is gone "
-            "('unexpected error: Endpoint timeout')"
+            "UCX emulates reads over TCP, and aborts or crashes when it answers a reader that is "
+            "gone ('unexpected error: Endpoint timeout')"
         ),
     ),
 )
