@@ -114,6 +114,11 @@ class ServerChannel:
         self.num_dropped = 0
         """Messages that were unreadable or out of order, or had no client to go to."""
 
+    @property
+    def num_clients(self) -> int:
+        """Clients that are served."""
+        return len(self._clients)
+
     async def receive(self) -> tuple[ClientId, AnyMessage | ClientLost]:
         """Return the next message of any client, or that a client is lost."""
         while True:

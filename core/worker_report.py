@@ -1,16 +1,20 @@
 """What a worker tells the outside: heartbeats to the router, metrics to Prometheus."""
 
+import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from core.ids import Incarnation
-from core.kv_layout import KVLayout
 from core.messages import (
+    PROTOCOL_VERSION,
     AnyMessage,
     CacheReport,
     CacheState,
+    Compatibility,
     Heartbeat,
     ResetCache,
     Role,
@@ -136,16 +140,18 @@ class WorkerReport:
             answer=self._answer,
         )
 
-    def describe(self, layout: KVLayout, *, fingerprint: str) -> None:
-        """Export what peers must agree on."""
+    def describe(self, compatibility: Compatibility, *, transport: str) -> None:
+        """Export what runs here: workers with another ``compat_hash`` exchange nothing with it."""
+        layout = compatibility.kv_layout
         self.metrics.describe(
             version=VERSION,
             config={
                 "model": self._context.served_name,
                 "kv_dtype": layout.dtype,
                 "block_size": str(layout.block_size),
-                "compatibility": fingerprint[:16],
-                "transport": self._context.config.transfer.transport,
+                "compat_hash": _compat_hash(compatibility),
+                "tp": str(compatibility.tensor_parallel_size),
+                "transport": transport,
             },
         )
 
@@ -209,3 +215,16 @@ class WorkerReport:
             now_s=self._trace.now(),
             events=self._trace.events(question.request_id),
         )
+
+
+def _compat_hash(compatibility: Compatibility) -> str:
+    """Return a name for what both sides must have alike; what can be bridged is not in it."""
+    alike = (
+        PROTOCOL_VERSION,
+        compatibility.model_fingerprint,
+        compatibility.tokenizer_fingerprint,
+        compatibility.total_kv_heads,
+        compatibility.model_dtype,
+        compatibility.features,
+    )
+    return hashlib.sha256(msgspec.json.encode(alike)).hexdigest()[:16]

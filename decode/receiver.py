@@ -144,9 +144,22 @@ class Receiver:
             reader.stats, registry, role="decode", transport=self._reads.transport
         )
         gauge = self._metrics.gauge
-        gauge("sluice_kv_transfers_in_flight", "Reads not terminal", lambda: reader.num_operations)
+        self._metrics.in_flight(lambda: reader.num_operations)
         gauge("sluice_kv_receiving_requests", "Being received", lambda: reader.num_receiving)
-        gauge("sluice_kv_connections", "Prefill workers paired", lambda: len(self._sources))
+        sources = self._sources
+        self._metrics.gauge_by_state(
+            "sluice_kv_connections",
+            "Prefill workers, by whether they have taken us",
+            {
+                "connected": lambda: sources.num_connected,
+                "connecting": lambda: len(sources) - sources.num_connected,
+            },
+        )
+
+    @property
+    def transport(self) -> str:
+        """Name of what moves the bytes."""
+        return self._reads.transport
 
     def request(self, sequence: Sequence, peer: PrefillPeer) -> None:
         """Ask ``peer`` for the KV of ``sequence`` behind the prefix that is here already."""
@@ -204,6 +217,7 @@ class Receiver:
         shape = TransferShape.of_pair(self._compatibility, welcome.compatibility)
         self._shapes[source.incarnation] = shape
         self._metrics.observe_handshake(seconds)
+        self._metrics.observe_path(source.incarnation, "unknown")
 
     def asking(self, source: Source, message: Prefill) -> None:
         """See ``SourcesOwner``."""
@@ -235,6 +249,8 @@ class Receiver:
     def lost(self, source: Source, reason: str) -> None:
         """See ``SourcesOwner``."""
         self._shapes.pop(source.incarnation, None)
+        self._metrics.forget_peer(source.incarnation)
+        self._reader.stats.failures["handshake"] += len(source.queued)
         for owner in source.queued:
             self._owner.lost(Loss(owner, reason, "transfer", source.worker_id))
         actions = self._reader.source_lost(source.incarnation, reason, self._clock())
@@ -307,6 +323,7 @@ class Receiver:
         self._trace.read_ended(end)
         now = self._clock()
         if end.failure is None:
+            self._metrics.observe_path(end.peer, end.path)
             self._land(end.operation, now)
         else:
             log.warning("event=read_failed peer=%s reason=%s", end.peer, end.failure)

@@ -63,6 +63,12 @@ class Sources:
     def __len__(self) -> int:
         return len(self._sources)
 
+    @property
+    def num_connected(self) -> int:
+        """Sources that have taken us."""
+        sources = list(self._sources.values())  # at once: scrapes come from another thread
+        return sum(source.is_connected for source in sources)
+
     def get(self, incarnation: Incarnation) -> Source | None:
         """Return the source of that life, unless it is lost."""
         return self._sources.get(incarnation)

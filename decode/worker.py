@@ -116,7 +116,6 @@ class DecodeWorker:
             cache=ReportedCache(watched.control, self._finish_reset),
             trace=recorder,
         )
-        self._report.describe(engine.layout, fingerprint=engine.spec.fingerprint)
         self._metrics = self._report.metrics
         self._metrics.gauge(
             "sluice_admission_reserve_blocks",
@@ -136,6 +135,8 @@ class DecodeWorker:
             on_change=self.memory_changed,
         )
         self._receiver = self._make_receiver() if config.deploy.prefill else None
+        transport = "none" if self._receiver is None else self._receiver.transport
+        self._report.describe(engine.compatibility, transport=transport)
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` or until a part of the worker fails.

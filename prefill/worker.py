@@ -95,6 +95,7 @@ class PrefillWorker:
         self._compatibility = engine.compatibility
         self._book = TicketBook(self._incarnation, lease_s=config.transfer.lease_s)
         self._readers: dict[Owner, ClientId] = {}
+        self._reading: set[ClientId] = set()
         self._arrived_at: dict[Owner, float] = {}
         self._source = ranks.open_source()
         self._lease_may_be_new = asyncio.Event()
@@ -123,7 +124,7 @@ class PrefillWorker:
             cache=ReportedCache(watched.control, self._finish_reset),
             trace=recorder,
         )
-        self._report.describe(engine.layout, fingerprint=engine.spec.fingerprint)
+        self._report.describe(self._compatibility, transport=self._source.transport)
         self._metrics = self._report.metrics
         watched.export(self._metrics.registry, role="prefill")
         self._server.rejects.export(self._metrics.registry)
@@ -195,13 +196,18 @@ class PrefillWorker:
                 self._server.send(client, self._book.renew(message, self._clock()))
                 self._lease_may_be_new.set()
             case Reading(active):
-                self._source.serve(client, active=active)
+                self._serve(client, active=active)
             case Released() | Withdraw():
                 self._end_by_reader(message)
             case ClientLost():
                 self._lose_reader(client)
             case _:
                 log.warning("dropped=%s reason=not for prefill", type(message).__name__)
+
+    def _serve(self, client: ClientId, *, active: bool) -> None:
+        """``client`` says whether it reads, or is lost."""
+        (self._reading.add if active else self._reading.discard)(client)
+        self._source.serve(client, active=active)
 
     def _prefill(self, client: ClientId, request: Prefill) -> None:
         owner = (request.request_id, request.attempt)
@@ -255,7 +261,7 @@ class PrefillWorker:
 
         It may be cut off and still reading: the lease, not the silence, decides.
         """
-        self._source.serve(client, active=False)
+        self._serve(client, active=False)
         for owner in self._book.reader_lost(client.hex()):
             self._trace.failed(owner, "the reader was lost before its first ticket")
             self._release(owner)
@@ -360,6 +366,12 @@ class PrefillWorker:
         registry = self._metrics.registry
         transfers = TransferMetrics(
             self._book.stats, registry, role="prefill", transport=self._source.transport
+        )
+        transfers.in_flight(lambda: len(self._reading))
+        transfers.gauge_by_state(
+            "sluice_kv_connections",
+            "Decode workers that were taken",
+            {"connected": lambda: self._server.num_clients},
         )
         transfers.gauge(
             "sluice_kv_leases", "Requests with tickets out", lambda: self._book.num_leased

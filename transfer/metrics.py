@@ -1,17 +1,31 @@
 """What a worker's transfers did, as Prometheus metrics."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Final, get_args
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram
-from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from transfer.stats import TransferStats
+from core.ids import Incarnation
+from transfer.stats import STALE_EPOCHS, FailureStage, TransferStats
+from transfer.transport import PathKind
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 NBYTES = tuple(4.0**exponent for exponent in range(7, 18))  # 16 KiB to 16 GiB
 DESCRIPTORS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+POST_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.025)
 DIRECTION = "pull"
+PEER_ROLE: Final = {"decode": "prefill", "prefill": "decode"}
+FAILURES: Final[Mapping[FailureStage, tuple[str, str]]] = {
+    "handshake": ("handshake", "not_paired"),
+    "prefill": ("notify", "prefill_failed"),
+    "lease": ("notify", "lease_void"),
+    "protocol": ("notify", "bad_ticket"),
+    "read": ("data", "read_failed"),
+    "peer": ("data", "peer_lost"),
+    "integrity": ("data", "checksum"),
+}
+"""Stage and reason, as the labels have them."""
 
 
 class TransferMetrics:
@@ -29,6 +43,8 @@ class TransferMetrics:
         self._role = role
         self._transport = transport
         self._registry = registry
+        self._path_of_peer: dict[Incarnation, PathKind] = {}
+        self._num_peers: dict[PathKind, int] = dict.fromkeys(get_args(PathKind), 0)
         registry.register(self)
         if role != "decode":
             return
@@ -36,16 +52,23 @@ class TransferMetrics:
         values = (DIRECTION, transport)
         self._seconds = Histogram(
             "sluice_kv_transfer_seconds",
-            "From the decision to read until the read was terminal",
+            "From the decision to read until the read was known to be over",
             labels,
             buckets=SECONDS,
             registry=registry,
         ).labels(*values)
         self._nbytes = Histogram(
-            "sluice_kv_transfer_bytes",
+            "sluice_kv_transfer_size_bytes",
             "Bytes of one read",
             labels,
             buckets=NBYTES,
+            registry=registry,
+        ).labels(*values)
+        self._post_seconds = Histogram(
+            "sluice_kv_transfer_post_seconds",
+            "That posting one part of a read took the worker's loop",
+            labels,
+            buckets=POST_SECONDS,
             registry=registry,
         ).labels(*values)
         self._descriptors = Histogram(
@@ -67,10 +90,42 @@ class TransferMetrics:
             self._seconds.observe(read.duration_s)
             self._nbytes.observe(read.nbytes)
             self._descriptors.observe(read.num_descriptors)
+        for seconds in self._stats.take_posts():
+            self._post_seconds.observe(seconds)
 
     def observe_handshake(self, seconds: float) -> None:
         """A prefill worker was paired."""
         self._handshake.observe(seconds)
+
+    def observe_path(self, peer: Incarnation, path: PathKind) -> None:
+        """Bytes of ``peer`` travel by ``path``; ``unknown`` after pairing, until some have."""
+        known = self._path_of_peer.get(peer)
+        if known != path and not (known is not None and path == "unknown"):
+            self.forget_peer(peer)
+            self._path_of_peer[peer] = path
+            self._num_peers[path] += 1
+
+    def forget_peer(self, peer: Incarnation) -> None:
+        """``peer`` is lost."""
+        path = self._path_of_peer.pop(peer, None)
+        if path is not None:
+            self._num_peers[path] -= 1
+
+    def gauge_by_state(self, name: str, text: str, read: Mapping[str, Callable[[], float]]) -> None:
+        """Export what each of ``read`` returns at each scrape, by state."""
+        gauge = Gauge(name, text, ("role", "state"), registry=self._registry)
+        for state, read_one in read.items():
+            gauge.labels(self._role, state).set_function(read_one)
+
+    def in_flight(self, read: Callable[[], float]) -> None:
+        """Export how many transfers with the other role are in progress."""
+        gauge = Gauge(
+            "sluice_kv_transfers_in_flight",
+            "Decode: reads not terminal; prefill: decode workers that read",
+            ("role", "peer_role"),
+            registry=self._registry,
+        )
+        gauge.labels(self._role, PEER_ROLE[self._role]).set_function(read)
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         """Export ``read()`` at each scrape."""
@@ -89,14 +144,17 @@ class TransferMetrics:
             "kind",
             stats.stale,
         )
+        stale_epochs = sum(stats.stale[kind] for kind in STALE_EPOCHS)
+        yield self._counter(
+            "sluice_kv_stale_epoch_rejects",
+            "Messages dropped that named an attempt or an incarnation which is over",
+            stale_epochs,
+        )
         if self._role != "decode":
             return
-        yield self._by_label(
-            "sluice_kv_transfer_failures",
-            "Requests whose KV did not arrive, by where it failed",
-            "stage",
-            stats.failures,
-        )
+        yield self._failures()
+        yield self._bytes()
+        yield self._paths()
         yield self._counter(
             "sluice_kv_checksum_failures",
             "Reads that brought other bytes than were sent",
@@ -114,6 +172,36 @@ class TransferMetrics:
             "Endpoints torn down because too many blocks were in quarantine",
             stats.quarantine_alarms,
         )
+
+    def _failures(self) -> CounterMetricFamily:
+        family = CounterMetricFamily(
+            "sluice_kv_transfer_failures",
+            "Requests whose KV did not arrive, by where and why",
+            labels=("role", "stage", "reason"),
+        )
+        for failed, (stage, reason) in FAILURES.items():
+            family.add_metric((self._role, stage, reason), self._stats.failures[failed])
+        return family
+
+    def _bytes(self) -> CounterMetricFamily:
+        family = CounterMetricFamily(
+            "sluice_kv_transfer_bytes",
+            "Bytes of reads that landed",
+            labels=("direction", "transport"),
+        )
+        family.add_metric((DIRECTION, self._transport), self._stats.bytes_total)
+        return family
+
+    def _paths(self) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(
+            "sluice_kv_path_peers",
+            "Workers that are read from, by how their bytes travel; unknown: none has yet",
+            labels=("role", "peer_role", "transport", "path"),
+        )
+        for path, count in self._num_peers.items():
+            labels = (self._role, PEER_ROLE[self._role], self._transport, path)
+            family.add_metric(labels, count)
+        return family
 
     def _counter(self, name: str, text: str, count: int) -> CounterMetricFamily:
         family = CounterMetricFamily(name, text, labels=("role",))

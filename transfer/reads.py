@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -229,7 +230,7 @@ class RankReads:
             self._report(ReadEnd(operation, source, f"{source} is not connected"))
             return
         self._sources[operation] = source
-        self._queue.add(operation, owner, parts, self._loop.time())
+        self._queue.add(operation, owner, parts, time.monotonic())
         self._feed_soon()
 
     def _feed_soon(self) -> None:
@@ -239,20 +240,22 @@ class RankReads:
     def _feed(self) -> None:
         """Post for one turn; the rest in later ones, so that the loop's other work goes on."""
         self._feeding = None
-        turn_ends_at = self._loop.time() + _TURN_S
+        turn_ends_at = time.monotonic() + _TURN_S
         while not self._is_ending and (quantum := self._queue.next()) is not None:
             self._post_quantum(quantum)
-            if self._loop.time() >= turn_ends_at:
+            if time.monotonic() >= turn_ends_at:
                 self._feed_soon()
                 return
 
     def _post_quantum(self, quantum: Quantum) -> None:
+        began_at = time.monotonic()  # the loop's own time is that of its turn's start
         try:
             read_id = self._transport.read(quantum.peer, quantum.extents)
         except TransferError as error:
             self._report_ended(self._queue.ended(quantum, str(error)))
             self._pump.look_soon()  # the peer's other reads may have ended with it
             return
+        self._stats.observe_post(time.monotonic() - began_at)
         self._posted[read_id] = quantum
         self._pump.read_posted()
 
@@ -273,7 +276,7 @@ class RankReads:
         source = self._sources.pop(ended.operation)
         if ended.failure is not None or ended.is_cancelled:
             return ReadEnd(ended.operation, source, ended.failure, ended.is_cancelled)
-        duration_s = self._loop.time() - ended.queued_at
+        duration_s = time.monotonic() - ended.queued_at
         self._stats.observe_read(ReadObservation(ended.nbytes, ended.num_descriptors, duration_s))
         return ReadEnd(
             ended.operation,

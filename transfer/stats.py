@@ -1,8 +1,9 @@
 """What the transfer counts: monotonic, read by the worker that exports metrics."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 LeaseEvent: TypeAlias = Literal[
     "granted",
@@ -15,7 +16,9 @@ LeaseEvent: TypeAlias = Literal[
     "voided",
     "late",
 ]
-FailureStage: TypeAlias = Literal["prefill", "read", "lease", "peer", "protocol", "integrity"]
+FailureStage: TypeAlias = Literal[
+    "handshake", "prefill", "read", "lease", "peer", "protocol", "integrity"
+]
 StaleKind: TypeAlias = Literal[
     "prefill",
     "offer",
@@ -29,6 +32,17 @@ StaleKind: TypeAlias = Literal[
     "released_incarnation",
     "withdrawn",
 ]
+MAX_POSTS: Final = 4096
+STALE_EPOCHS: Final[tuple[StaleKind, ...]] = (
+    "prefill",
+    "ticket",
+    "renewed",
+    "prefill_failed",
+    "released",
+    "released_incarnation",
+    "withdrawn",
+)
+"""Those that name an attempt or an incarnation which is over; the others are of reads."""
 
 
 def _zeros(literal: Any) -> Callable[[], dict[Any, int]]:  # noqa: ANN401 - a form of typing
@@ -42,7 +56,7 @@ class ReadObservation:
     nbytes: int
     num_descriptors: int
     duration_s: float
-    """From the decision to read until its outcome was seen."""
+    """From the decision to read until its end was seen."""
 
 
 @dataclass(slots=True)
@@ -73,6 +87,11 @@ class TransferStats:
     quarantine_alarms: int = 0
     """Endpoints torn down because too many blocks were in quarantine."""
     _reads: list[ReadObservation] = field(default_factory=list[ReadObservation])
+    _posts: deque[float] = field(default_factory=lambda: deque[float](maxlen=MAX_POSTS))
+
+    def observe_post(self, seconds: float) -> None:
+        """Posting a part of a read took the loop so long."""
+        self._posts.append(seconds)
 
     def observe_read(self, read: ReadObservation) -> None:
         """Count a completed read."""
@@ -80,6 +99,12 @@ class TransferStats:
         self.bytes_total += read.nbytes
         self.descriptors_total += read.num_descriptors
         self._reads.append(read)
+
+    def take_posts(self) -> list[float]:
+        """Return the durations of posts since the last call, the newest ``MAX_POSTS``."""
+        posts = list(self._posts)
+        self._posts.clear()
+        return posts
 
     def take_reads(self) -> list[ReadObservation]:
         """Return the reads completed since the last call."""

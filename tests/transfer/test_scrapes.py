@@ -5,7 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics import exposition
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from core.ids import Incarnation
 from core.messages import PrefillFailed
 from tests.scraping import scrape
 from tests.transfer.two_sides import DecodeSide, PrefillSide, owner
@@ -21,7 +24,7 @@ def registry_of(role: str, decode: DecodeSide, prefill: PrefillSide) -> Collecto
     metrics = TransferMetrics(stats, registry, role=role, transport="test")
     reader, book = decode.reader, prefill.book
     if role == "decode":
-        metrics.gauge("in_flight", "See Receiver", lambda: reader.num_operations)
+        metrics.in_flight(lambda: reader.num_operations)
         metrics.gauge("receiving", "See Receiver", lambda: reader.num_receiving)
     else:
         metrics.gauge("leases", "See PrefillWorker", lambda: book.num_leased)
@@ -102,3 +105,39 @@ def test_leases_are_counted_where_they_begin_and_end(
     assert book.num_leased == 2
     assert prefill.expire(decode.now + 1000) == [owner("A"), owner("B")]
     assert book.num_leased == 0
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_prometheus_own_parser_takes_what_is_exported(
+    role: str, decode: DecodeSide, prefill: PrefillSide
+) -> None:
+    """Two families of one name are accepted by the old text format, and refused by the new one."""
+    text = exposition.generate_latest(registry_of(role, decode, prefill)).decode()
+    names = [family.name for family in text_string_to_metric_families(text)]
+    assert len(names) == len(set(names))
+
+
+def paths_of(registry: CollectorRegistry) -> dict[str, float]:
+    """Return the number of peers by path, those of none left out."""
+    (family,) = [f for f in registry.collect() if f.name == "sluice_kv_path_peers"]
+    return {sample.labels["path"]: sample.value for sample in family.samples if sample.value}
+
+
+def test_a_peers_path_is_unknown_until_bytes_came_and_never_again_before_it_is_lost(
+    decode: DecodeSide,
+) -> None:
+    registry = CollectorRegistry()
+    metrics = TransferMetrics(decode.reader.stats, registry, role="decode", transport="test")
+    first, second = Incarnation("P1"), Incarnation("P2")
+    for peer in (first, second):
+        metrics.observe_path(peer, "unknown")
+    assert paths_of(registry) == {"unknown": 2}
+    metrics.observe_path(first, "shared_memory")
+    metrics.observe_path(first, "unknown")
+    assert paths_of(registry) == {"shared_memory": 1, "unknown": 1}
+    # When the peer comes to be read over TCP, that is what is told
+    metrics.observe_path(first, "tcp")
+    assert paths_of(registry) == {"tcp": 1, "unknown": 1}
+    for peer in (first, first, second):
+        metrics.forget_peer(peer)
+    assert paths_of(registry) == {}
