@@ -22,6 +22,7 @@ from ranks.messages import Loaded, Meet, RankSpec, Started, StartFailed
 log = logging.getLogger(__name__)
 
 KILL_TIMEOUT_S = 5.0
+_EXIT_CODE_TIMEOUT_S = 0.2
 Message = TypeVar("Message")
 
 
@@ -138,6 +139,7 @@ def _losing(follower: Follower) -> Generator[None]:
 
 
 def _lost(follower: Follower) -> InternalError:
+    follower.process.join(_EXIT_CODE_TIMEOUT_S)  # its pipes close a moment before it is gone
     code = follower.process.exitcode
     state = "does not answer" if code is None else f"ended with exit code {code}"
     return InternalError(f"rank {follower.rank} of this worker {state}")

@@ -117,7 +117,9 @@ async def test_every_rank_is_told_what_to_read(two_ranks: World) -> None:
     ]
 
 
-async def test_a_source_that_the_leader_cannot_pair_with_is_told_to_nobody(two_ranks: World) -> None:
+async def test_a_source_that_the_leader_cannot_pair_with_is_told_to_nobody(
+    two_ranks: World,
+) -> None:
     two_ranks.own.refusal = InternalError("no")
     with pytest.raises(InternalError):
         two_ranks.reads.connect(SOURCE, WELCOME)
@@ -144,6 +146,27 @@ async def test_c24_a_rank_that_ends_twice_does_not_stand_in_for_another() -> Non
     world.end(0, 1)
     world.end(2, 1)
     assert [end.failure for end in world.ends] == [None]
+
+
+class _Count(set[int]):
+    """What a counter of ranks would be: any report takes one off."""
+
+    def __contains__(self, rank: object) -> bool:
+        return bool(len(self))
+
+    def remove(self, rank: int) -> None:
+        del rank
+        self.pop()
+
+
+async def test_c24_mutation_counting_ranks_ends_a_read_too_early() -> None:
+    world = World(3)
+    world.reads.post(post_of(1))
+    (read,) = world.reads._outstanding.values()
+    read.waiting_for = _Count(read.waiting_for)
+    for _ in range(3):
+        world.end(1, 1)
+    assert world.ends, "the test above would not notice"
 
 
 @pytest.mark.parametrize("failed", [0, 1])
