@@ -71,6 +71,7 @@ class GroupReads:
         self._loop = asyncio.get_running_loop()
         self._outstanding: dict[OperationId, _Outstanding] = {}
         self._drained = asyncio.Event()
+        self._is_ending = False
         self._is_closed = False
         self._own = open_own(lambda end: self.ended(LEADER, end))
 
@@ -86,6 +87,8 @@ class GroupReads:
 
     def post(self, read: PostRead) -> None:
         """See ``Reads.post``."""
+        if self._is_ending:
+            return
         self._begin(read.operation, read.peer)
         self._others.send(Post(read))
         self._own.post(read)
@@ -116,6 +119,9 @@ class GroupReads:
 
     async def drain(self, *, timeout_s: float) -> bool:
         """See ``Reads.drain``."""
+        self._is_ending = True
+        for operation in tuple(self._outstanding):
+            self.cancel(operation)
         self._drained.clear()
         if self._outstanding:
             try:

@@ -1,21 +1,48 @@
 """Steps of all ranks at once: the engine's executor sees one runner."""
 
-from collections.abc import Callable, Iterable
+import socket
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Protocol
 
 from core.errors import InternalError
 from core.ids import StepSeq
 from engine.batch import StepBatch, StepOutput
 from engine.executor import LaunchedStep, StepRunner
-from ranks.followers import Follower, Followers
 from ranks.frames import receive_frame, send_frame
 from ranks.messages import StepDone
+
+
+class StepFollower(Protocol):
+    """One of the other ranks, as far as steps need it."""
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+        ...
+
+    @property
+    def steps(self) -> socket.socket:
+        """Takes ``StepBatch`` and gives ``StepDone``; its timeout bounds both."""
+        ...
+
+
+class StepFollowers(Protocol):
+    """All of them."""
+
+    def __iter__(self) -> Iterator[StepFollower]:
+        """In the order of their ranks."""
+        ...
+
+    def kill(self) -> None:
+        """End them: on return none writes anything."""
+        ...
 
 
 class RankedStep:
     """A step that all ranks have been given; complete when *every* one of them has completed it."""
 
-    def __init__(self, own: LaunchedStep, followers: Iterable[Follower]) -> None:
+    def __init__(self, own: LaunchedStep, followers: Iterable[StepFollower]) -> None:
         self.step: StepSeq = own.step
         self._own = own
         self._followers = tuple(followers)
@@ -41,7 +68,7 @@ class RankedStep:
 class RankedRunner:
     """The leader's runner and its followers'; see ``StepRunner``."""
 
-    def __init__(self, own: StepRunner, followers: Followers) -> None:
+    def __init__(self, own: StepRunner, followers: StepFollowers) -> None:
         self._own = own
         self._followers = followers
 
@@ -76,7 +103,7 @@ class RankedRunner:
         self._own.drain()
 
 
-def _receive_done(follower: Follower) -> StepDone:
+def _receive_done(follower: StepFollower) -> StepDone:
     try:
         message = receive_frame(follower.steps)
     except OSError as error:

@@ -17,7 +17,7 @@ from core.ids import Attempt, Incarnation, OperationId, RequestId, WorkerId
 from core.messages import GroupBlocks, PieceId, Welcome
 from ranks import group_reads
 from ranks.group_reads import GroupReads
-from ranks.messages import Command, Connect, Post, TearDown
+from ranks.messages import Cancel, Command, Connect, Post, TearDown
 from transfer.actions import PostRead
 from transfer.reads import ReadEnd
 
@@ -46,6 +46,7 @@ class ScriptedReads:
     posted: list[OperationId] = field(default_factory=list)
     connected: list[Incarnation] = field(default_factory=list)
     torn: list[Incarnation] = field(default_factory=list)
+    cancelled: list[OperationId] = field(default_factory=list)
     is_closed: bool = False
     refusal: Exception | None = None
     transport: str = "scripted"
@@ -58,6 +59,12 @@ class ScriptedReads:
 
     def post(self, read: PostRead) -> None:
         self.posted.append(read.operation)
+
+    def warm_up(self, operation: OperationId, source: Incarnation) -> None:
+        raise NotImplementedError
+
+    def cancel(self, operation: OperationId) -> None:
+        self.cancelled.append(operation)
 
     def tear_down(self, source: Incarnation, reason: str) -> None:
         del reason
@@ -218,6 +225,16 @@ async def test_a_drain_waits_for_all_ranks_and_not_for_ever(two_ranks: World) ->
     two_ranks.end(1, 1)
     assert await draining
     assert await two_ranks.reads.drain(timeout_s=0)
+
+
+async def test_a_drain_posts_nothing_more_on_any_rank(two_ranks: World) -> None:
+    two_ranks.reads.post(post_of(1))
+    assert not await two_ranks.reads.drain(timeout_s=0)
+    assert two_ranks.own.cancelled == [1]
+    assert two_ranks.others.commands == [Post(post_of(1)), Cancel(OperationId(1))]
+    two_ranks.reads.post(post_of(2))
+    assert two_ranks.own.posted == [1]
+    assert len(two_ranks.others.commands) == 2
 
 
 async def test_a_rank_that_does_not_prove_the_end_of_its_reads_ends_the_worker(
