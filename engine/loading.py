@@ -63,16 +63,20 @@ def load_model(
             that cannot be served; names the file and the fix.
     """
     register()
-    chosen = _device(device) if place is None else place.device(_device(device))
+    chosen = _device(device)
+    if place is not None:
+        place.check_device(chosen)
     num_threads = use_threads(num_threads)
     library = _library(attention, chosen, num_threads=num_threads)
     config = _read_config(path)
-    module = _read_weights(path, config, dtype=dtype).to(chosen).eval()
+    module = _read_weights(path, config, dtype=dtype).eval()
+    if place is None:
+        module.to(chosen)  # else a part of it, later: the whole may be more than one device holds
     text_config = module.config.get_text_config()
     probed = probe_layers(module, text_config, name=str(path))
     num_kv_heads, group = probed[0].num_kv_heads, None
     if place is not None:
-        probed, group = take_part(module, probed, place, name=str(path))
+        probed, group = take_part(module, probed, place, device=chosen, name=str(path))
     layers = with_head_window(probed, head_window)
     spec = ModelSpec(
         vocab_size=text_config.vocab_size,

@@ -73,21 +73,22 @@ class RankPlace:
     join: Callable[[torch.device], RankGroup]
     """Called once, when this rank's part is loaded; returns when all ranks have theirs."""
 
-    def device(self, leader: torch.device) -> torch.device:
-        """Return this rank's device, where ``leader`` is the kind that the config asks for.
+    def check_device(self, device: torch.device) -> None:
+        """Return if there can be one ``device`` per rank, as the leader sees it.
+
+        A follower's process sees its own device alone.
 
         Raises:
             ConfigError: there are fewer devices than ranks.
         """
-        if leader.type != "cuda":
-            return leader
+        if device.type != "cuda" or self.rank != LEADER:
+            return
         available = torch.cuda.device_count()
         if available < self.num_ranks:
             raise ConfigError(
                 f"engine.tensor_parallel_size={self.num_ranks}: this process sees {available} CUDA "
                 "devices and needs one per rank; lower it, or set model.device: cpu"
             )
-        return torch.device("cuda", self.rank)
 
 
 def _open(store: Path, *, rank: int, size: int, device: torch.device) -> Any:  # noqa: ANN401

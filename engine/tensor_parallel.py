@@ -51,9 +51,12 @@ def take_part(
     layers: Sequence[LayerSpec],
     place: RankPlace,
     *,
+    device: torch.device,
     name: str,
 ) -> tuple[tuple[LayerSpec, ...], RankGroup]:
     """Cut ``module``, whose layers are ``layers``, down to the part of ``place``; meet the rest.
+
+    ``module`` is in host memory; its part moves to ``device``.
 
     Returns:
         What the layers keep on this rank, and the group that every forward needs from now on.
@@ -65,7 +68,8 @@ def take_part(
     num_kv_heads = layers[0].num_kv_heads
     shard_model(module, num_kv_heads=num_kv_heads, rank=place.rank, num_ranks=place.num_ranks)
     part = probe_layers(module, module.config.get_text_config(), name=name)
-    group = place.join(module.device)
+    module.to(device)
+    group = place.join(device)
     connect(module, group)
     return part, group
 

@@ -19,6 +19,7 @@ from engine.batch import StepBatch, StepOutput
 from engine.executor import StepExecutor
 from engine.rank_group import RankGroup, RankPlace
 from engine.startup import Engine, start_engine
+from ranks.devices import VISIBLE_DEVICES, visible_device
 from ranks.frames import FrameChannel, receive_frame, send_frame
 from ranks.messages import (
     Cancel,
@@ -55,6 +56,7 @@ def run_follower(spec: RankSpec, steps: socket.socket, transfers: socket.socket)
     die_with_parent()
     # An interrupt from a terminal comes to the whole group: the leader ends this rank in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ[VISIBLE_DEVICES] = visible_device(os.environ.get(VISIBLE_DEVICES), spec.rank)
     set_up_logging(spec.config.log_level, worker=f"{spec.worker}-rank-{spec.rank}")
     try:
         engine = _start(spec, steps)

@@ -23,7 +23,7 @@ from transformers import (
 from core.errors import ConfigError, InternalError
 from engine.forward import PagedModel
 from engine.plan import ForwardPlan
-from engine.rank_group import RankGroup
+from engine.rank_group import RankGroup, RankPlace
 from engine.runner import ModelRunner
 from engine.tensor_parallel import RowwiseLinear, shard_model
 from tests.engine.rank_threads import load_ranks, on_all_ranks
@@ -207,3 +207,21 @@ def test_a_rank_that_fails_ends_the_others_step(
     runner = ModelRunner(models[0], max_num_seqs=2)
     with pytest.raises(InternalError, match="another rank is lost"):
         runner.warm_up()
+
+
+@pytest.mark.parametrize(("available", "is_refused"), [(1, True), (2, False)])
+def test_each_rank_needs_a_device_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, available: int, *, is_refused: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: available)
+
+    def place(rank: int) -> RankPlace:
+        return RankPlace(rank=rank, num_ranks=2, join=lambda _: pytest.fail("joined"))
+
+    place(0).check_device(torch.device("cpu"))
+    place(1).check_device(torch.device("cuda"))  # sees one, its own
+    if is_refused:
+        with pytest.raises(ConfigError, match=r"tensor_parallel_size=2: .* sees 1 CUDA devices"):
+            place(0).check_device(torch.device("cuda"))
+    else:
+        place(0).check_device(torch.device("cuda"))
