@@ -8,7 +8,6 @@ import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from core.channel_keys import ChannelKeys, Party, PublicKey
-from core.channel_rejects import Rejects
 from core.channel_sockets import (
     DISCONNECTS,
     REFUSED_KEYS,
@@ -150,7 +149,6 @@ class _Connection:
         self._address = address
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._incoming: asyncio.Future[bytes] | None = None
-        self._rejects = Rejects()
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         configure(self._socket)
@@ -177,10 +175,11 @@ class _Connection:
             future.add_done_callback(ignore_result)
 
     async def next_message(self) -> AnyMessage:
-        """Return what the server says next; what is unreadable is dropped.
+        """Return what the server says next.
 
         Raises:
-            PeerLostError: the connection is lost.
+            PeerLostError: the connection is lost. Something unreadable loses it, too: what it was
+                is missing, and whoever waits for it would wait for ever.
         """
         while True:
             if self._lost.done():
@@ -198,8 +197,7 @@ class _Connection:
             try:
                 return decode(incoming.result())
             except TransferError as error:
-                now = asyncio.get_running_loop().time()
-                self._rejects.count("message", f"{self._address}: {error}", now=now)
+                self.lose(str(error))
 
     def lose(self, reason: str) -> None:
         """``next_message`` raises from now on."""

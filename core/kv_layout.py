@@ -8,10 +8,12 @@ equal bytes, so that one pool serves all groups and a block id alone gives an ad
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
+from core.bounds import MAX_GROUPS, MAX_LAYERS, Count, Head, Layer, Positive
 from core.errors import ConfigError
 
 KVDtype = Literal["float32", "bfloat16", "float16", "float8_e4m3"]
@@ -46,22 +48,22 @@ class LayerSpec(msgspec.Struct, frozen=True):
 class KVGroup(msgspec.Struct, frozen=True):
     """(layer, KV head) pairs that share one attention span, and so one block table."""
 
-    layers: tuple[int, ...]
-    window: int | None = None
-    num_sinks: int = 0
-    heads: tuple[int, ...] | None = None
+    layers: Annotated[tuple[Layer, ...], Meta(min_length=1, max_length=MAX_LAYERS)]
+    window: Positive | None = None
+    num_sinks: Count = 0
+    heads: Annotated[tuple[Head, ...], Meta(min_length=1, max_length=MAX_LAYERS)] | None = None
     """KV heads of each of the layers, ascending; None: all."""
 
 
 class KVLayout(msgspec.Struct, frozen=True):
     """The shape of a pool's blocks."""
 
-    groups: tuple[KVGroup, ...]
-    block_size: int
+    groups: Annotated[tuple[KVGroup, ...], Meta(min_length=1, max_length=MAX_GROUPS)]
+    block_size: Positive
     """Token slots in one block."""
-    num_kv_heads: int
+    num_kv_heads: Positive
     """Of one layer."""
-    head_dim: int
+    head_dim: Positive
     dtype: KVDtype
     """Of the numbers in the pool; the model may compute in another."""
 

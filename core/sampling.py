@@ -1,6 +1,11 @@
 """How one request's tokens are chosen and when it ends. Shared by router and engine."""
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
+
+from core.bounds import MAX_COUNT, Count, Positive, TokenId
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -13,24 +18,24 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
     seed: int
     """64 bits. The router draws one when the client sends none."""
-    max_tokens: int
+    max_tokens: Positive
     """Output tokens, at least 1."""
-    min_tokens: int = 0
+    min_tokens: Count = 0
     """While fewer output tokens exist, ``stop_token_ids`` cannot be sampled."""
-    temperature: float = 1.0
+    temperature: Annotated[float, Meta(ge=0, le=100)] = 1.0
     """0 is greedy."""
-    top_k: int = 0
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_COUNT)] = 0
     """0 keeps all tokens."""
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0
     """Over prompt and output, as in ``transformers``."""
-    presence_penalty: float = 0.0
+    presence_penalty: Annotated[float, Meta(ge=-100, le=100)] = 0.0
     """Over the output only, as in OpenAI's API."""
-    frequency_penalty: float = 0.0
-    logprobs: int | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-100, le=100)] = 0.0
+    logprobs: Annotated[int, Meta(ge=0, le=1000)] | None = None
     """None: none; 0: of the chosen token; n: also of the n likeliest (of the raw distribution)."""
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=1024)] = ()
     """Sampling one of these ends the sequence. Holds the model's eos ids unless ``ignore_eos``."""
 
     @property

@@ -64,7 +64,8 @@ class ServerChannel:
     """Owned by one event loop; create it inside that loop.
 
     A client is heard when its key is admitted, and served from its Hello on until it is silent,
-    breaks the order, does not read what it is sent, or its key is withdrawn: then it is lost.
+    says what is unreadable or out of order, does not read what it is sent, or its key is withdrawn:
+    then it is lost.
 
     Raises:
         ConfigError: the port is taken or the host is not of this machine.
@@ -178,13 +179,13 @@ class ServerChannel:
     def _accept(self, frames: list[zmq.Frame]) -> AnyMessage | None:
         """Return the message if it is for the owner; answer Hello and Ping here."""
         client = frames[0].bytes
-        if len(frames) != NUM_FRAMES:
-            self._reject("message", f"{len(frames) - 1} frames instead of one")
-            return None
         try:
-            message = decode(frames[1].buffer)
+            message = _decode(frames)
         except TransferError as error:
             self._reject("message", error)
+            if client in self._clients:
+                # Whoever waits for what it was would wait for ever.
+                self._lose(client, Refused(reason=str(error)))
             return None
         known = self._clients.get(client)
         if isinstance(message, Hello):
@@ -271,6 +272,12 @@ class ServerChannel:
                 self._reject("key", "a key that is not admitted")
             else:
                 self._reject("handshake", "a connection that did not prove a key")
+
+
+def _decode(frames: list[zmq.Frame]) -> AnyMessage:
+    if len(frames) != NUM_FRAMES:
+        raise TransferError(f"peer sent {len(frames) - 1} frames instead of one")
+    return decode(frames[1].buffer)
 
 
 def _user_of(frame: zmq.Frame) -> PublicKey:

@@ -1,20 +1,22 @@
 """Between router and workers: what the operator asks of the prefix caches."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
-from core.ids import Incarnation, WorkerId
+from core.bounds import Count, Name, Total
 from core.messages.base import Message, Role
+from core.messages.bounded_ids import BoundedIncarnation, BoundedWorkerId
 from core.tiers import Tier
 
 
 class ResetCache(Message, frozen=True):
     """Forget every prefix computed up to now. Answered by ``CacheReport``, done or not."""
 
-    number: int
+    number: Total
     """Of the question; the answer repeats it."""
-    epoch: str = ""
+    epoch: Name = ""
     """What stored blocks are named after from now on, the same on every worker (see
     ``core.cache_epoch``); "": the worker names one, and shares nothing that it stores."""
 
@@ -22,7 +24,7 @@ class ResetCache(Message, frozen=True):
 class ShowCache(Message, frozen=True):
     """Tell the state of the cache. Answered by ``CacheReport``."""
 
-    number: int
+    number: Total
     """Of the question; the answer repeats it."""
 
 
@@ -30,25 +32,25 @@ class TierUse(msgspec.Struct, frozen=True):
     """One tier of a worker's prefix cache."""
 
     tier: Tier
-    blocks: int
+    blocks: Count
     """That a prefix can hit."""
-    hit_tokens: int
+    hit_tokens: Total
     """Since the worker's start."""
 
 
 class CacheState(msgspec.Struct, frozen=True):
     """A worker's KV blocks and prefix cache. Counters run from the worker's start."""
 
-    blocks: dict[str, int]
+    blocks: Annotated[dict[Name, Count], Meta(max_length=64)]
     """By state; the sum is the pool."""
-    query_tokens: int
+    query_tokens: Total
     """Looked up in the cache, in full blocks."""
-    hit_tokens: int
-    evictions: int
-    resets: int
+    hit_tokens: Total
+    evictions: Total
+    resets: Total
     reset: Literal["none", "pending", "done"]
     """Of the last reset: pending while a block that was in use then still is."""
-    tiers: tuple[TierUse, ...]
+    tiers: Annotated[tuple[TierUse, ...], Meta(max_length=16)]
     storage: Literal["none", "pending", "done", "failed"] = "none"
     """Whether the last reset is written to storage, so that later workers keep to it; none: there
     is no storage, or was no reset. failed: what was stored may come back."""
@@ -57,8 +59,8 @@ class CacheState(msgspec.Struct, frozen=True):
 class CacheReport(Message, frozen=True):
     """Answer to ``ResetCache`` and ``ShowCache``."""
 
-    number: int
-    worker_id: WorkerId
+    number: Total
+    worker_id: BoundedWorkerId
     role: Role
-    incarnation: Incarnation
+    incarnation: BoundedIncarnation
     state: CacheState

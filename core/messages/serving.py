@@ -4,8 +4,14 @@ from typing import Literal
 
 import msgspec
 
-from core.ids import Attempt, Incarnation, RequestId, WorkerId
+from core.bounds import Count, Explanation, Name, Seconds, TokenIds, Total
 from core.messages.base import Message, Role
+from core.messages.bounded_ids import (
+    BoundedAttempt,
+    BoundedIncarnation,
+    BoundedRequestId,
+    BoundedWorkerId,
+)
 from core.sampling import SamplingParams, TokenLogprobs
 
 FinishReason = Literal["stop", "length"]
@@ -14,54 +20,54 @@ FinishReason = Literal["stop", "length"]
 class PrefillPeer(msgspec.Struct, frozen=True):
     """The prefill worker that the router chose for a request."""
 
-    worker_id: WorkerId
-    incarnation: Incarnation
-    address: str
+    worker_id: BoundedWorkerId
+    incarnation: BoundedIncarnation
+    address: Name
 
 
 class Generate(Message, frozen=True):
     """Generate one sequence on this decode worker."""
 
-    request_id: RequestId
-    attempt: Attempt
-    prompt_token_ids: tuple[int, ...]
+    request_id: BoundedRequestId
+    attempt: BoundedAttempt
+    prompt_token_ids: TokenIds
     sampling: SamplingParams
-    output_token_ids: tuple[int, ...] = ()
+    output_token_ids: TokenIds = ()
     """Already sent to the client by an earlier attempt; generation goes on after them."""
     prefill: PrefillPeer | None = None
     """None: prefill here."""
-    cache_salt: str = ""
+    cache_salt: Name = ""
     """Prefix cache entries are shared within one salt only."""
 
 
 class Abort(Message, frozen=True):
     """Nobody wants the rest of this attempt."""
 
-    request_id: RequestId
-    attempt: Attempt
+    request_id: BoundedRequestId
+    attempt: BoundedAttempt
 
 
 class RequestStats(msgspec.Struct, frozen=True):
     """How one request was served, for the operator's table and for usage."""
 
     path: Literal["local", "disaggregated"]
-    num_cached_tokens: int = 0
+    num_cached_tokens: Count = 0
     """Prompt tokens found in a prefix cache, decode's or prefill's."""
-    kv_nbytes: int = 0
+    kv_nbytes: Total = 0
     """Read from prefill."""
-    num_tickets: int = 0
-    transport: str = ""
-    prefill_s: float = 0.0
-    transfer_s: float = 0.0
-    num_preemptions: int = 0
+    num_tickets: Count = 0
+    transport: Name = ""
+    prefill_s: Seconds = 0.0
+    transfer_s: Seconds = 0.0
+    num_preemptions: Count = 0
 
 
 class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     """Next tokens of one attempt."""
 
-    request_id: RequestId
-    attempt: Attempt
-    token_ids: tuple[int, ...]
+    request_id: BoundedRequestId
+    attempt: BoundedAttempt
+    token_ids: TokenIds
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     stats: RequestStats | None = None
@@ -77,40 +83,40 @@ class OutputBatch(Message, frozen=True):
 class Failed(Message, frozen=True):
     """The attempt has ended without a result."""
 
-    request_id: RequestId
-    attempt: Attempt
-    reason: str
+    request_id: BoundedRequestId
+    attempt: BoundedAttempt
+    reason: Explanation
     kind: Literal["request", "capacity", "transfer", "internal"]
     """Who acts: caller, router (another attempt), router (another peer), operator."""
-    field: str | None = None
+    field: Name | None = None
     """Of the request, where that is at fault."""
-    peer: WorkerId | None = None
+    peer: BoundedWorkerId | None = None
     """The prefill worker that failed, for ``transfer``."""
 
 
 class WorkerLoad(msgspec.Struct, frozen=True):
     """What the router's policies weigh."""
 
-    running: int = 0
-    waiting: int = 0
-    queued_tokens: int = 0
+    running: Count = 0
+    waiting: Count = 0
+    queued_tokens: Total = 0
     """Prompt tokens not yet computed."""
-    free_blocks: int = 0
+    free_blocks: Count = 0
     """FREE and CACHED."""
-    total_blocks: int = 0
+    total_blocks: Count = 0
 
 
 class Heartbeat(Message, frozen=True):
     """A worker is ready to serve at ``address``. Sent each second."""
 
-    worker_id: WorkerId
+    worker_id: BoundedWorkerId
     role: Role
-    incarnation: Incarnation
-    address: str
-    model: str
-    max_model_len: int
+    incarnation: BoundedIncarnation
+    address: Name
+    model: Name
+    max_model_len: Count
     load: WorkerLoad
     state: Literal["ready", "draining"] = "ready"
-    metrics_address: str = ""
-    cache_epoch: str = ""
+    metrics_address: Name = ""
+    cache_epoch: Name = ""
     """Of the newest reset that the worker knows of."""

@@ -1,51 +1,76 @@
 """Between decode and prefill: requests for KV, tickets, leases."""
 
-import msgspec
+from typing import Annotated
 
-from core.ids import Attempt, BlockId, Generation, Incarnation, RequestId
+import msgspec
+from msgspec import Meta
+
+from core.bounds import (
+    MAX_TOKENS,
+    Chunk,
+    Count,
+    Digest,
+    Explanation,
+    Group,
+    Layer,
+    Name,
+    Rank,
+    Seconds,
+    TokenId,
+    TokenIds,
+    Total,
+)
 from core.messages.base import Message
+from core.messages.bounded_ids import (
+    BoundedAttempt,
+    BoundedBlockId,
+    BoundedGeneration,
+    BoundedIncarnation,
+    BoundedRequestId,
+    Owners,
+)
 from core.sampling import SamplingParams, TokenLogprobs
 
 
 class Prefill(Message, frozen=True):
     """Compute this request's KV and offer it by tickets, from ``first_token`` on."""
 
-    request_id: RequestId
-    attempt: Attempt
-    prompt_token_ids: tuple[int, ...]
+    request_id: BoundedRequestId
+    attempt: BoundedAttempt
+    prompt_token_ids: TokenIds
     sampling: SamplingParams
-    output_token_ids: tuple[int, ...] = ()
-    first_token: int = 0
+    output_token_ids: TokenIds = ()
+    first_token: Count = 0
     """A multiple of the block size: decode holds the KV before it."""
-    cache_salt: str = ""
+    cache_salt: Name = ""
 
 
 class PieceId(msgspec.Struct, frozen=True, order=True):
     """One piece of a request's KV. The reader needs a *set* of these, not a count."""
 
-    rank: int
-    first_layer: int
-    last_layer: int
+    rank: Rank
+    first_layer: Layer
+    last_layer: Layer
     """Inclusive; in the group's own numbering, the whole group today."""
-    chunk: int
+    chunk: Chunk
 
 
 class GroupBlocks(msgspec.Struct, frozen=True):
     """Adjacent positions of one group's block table, and the source blocks that hold them."""
 
-    group: int
-    first_index: int
+    group: Group
+    first_index: Count
     """Of the first block in the request's table: absolute, counted from token 0."""
-    block_ids: tuple[BlockId, ...]
-    generations: tuple[Generation, ...]
-    digests: tuple[bytes, ...] = ()
+    block_ids: Annotated[tuple[BoundedBlockId, ...], Meta(max_length=MAX_TOKENS)]
+    generations: Annotated[tuple[BoundedGeneration, ...], Meta(max_length=MAX_TOKENS)]
+    digests: Annotated[tuple[Digest, ...], Meta(max_length=MAX_TOKENS)] = ()
     """Of the bytes of each block that this piece is about, where the source computes them."""
 
 
 class FirstToken(msgspec.Struct, frozen=True):
     """The token that prefill sampled."""
 
-    token_id: int
+    token_id: TokenId
     logprobs: TokenLogprobs | None = None
 
 
@@ -55,41 +80,41 @@ class Ticket(Message, frozen=True):
     Sent only after the step that wrote them has completed on the device.
     """
 
-    request_id: RequestId
-    attempt: Attempt
-    incarnation: Incarnation
+    request_id: BoundedRequestId
+    attempt: BoundedAttempt
+    incarnation: BoundedIncarnation
     piece: PieceId
-    blocks: tuple[GroupBlocks, ...]
-    num_tokens: int
+    blocks: Annotated[tuple[GroupBlocks, ...], Meta(max_length=MAX_TOKENS)]
+    num_tokens: Count
     """Prompt tokens covered by this and all earlier chunks."""
-    lease_s: float
+    lease_s: Seconds
     """From now; a renewal never shortens it."""
     last: bool = False
     """No chunk after this one."""
     first_token: FirstToken | None = None
     """With the last ticket."""
-    num_cached_tokens: int = 0
+    num_cached_tokens: Count = 0
     """Of the prompt, in prefill's prefix cache."""
-    prefill_s: float = 0.0
+    prefill_s: Seconds = 0.0
     """From the request's arrival at prefill to this ticket."""
 
 
 class Renew(Message, frozen=True):
     """The reader still wants these requests' tickets."""
 
-    sequence: int
-    requests: tuple[tuple[RequestId, Attempt], ...]
+    sequence: Total
+    requests: Owners
 
 
 class Renewed(Message, frozen=True):
     """Answer to ``Renew``: the leases that are good for ``lease_s`` more from its receipt."""
 
-    sequence: int
-    incarnation: Incarnation
-    requests: tuple[tuple[RequestId, Attempt], ...]
-    void: tuple[tuple[RequestId, Attempt], ...]
+    sequence: Total
+    incarnation: BoundedIncarnation
+    requests: Owners
+    void: Owners
     """Unknown, expired or withdrawn: their bytes must not be trusted."""
-    lease_s: float
+    lease_s: Seconds
 
 
 class Reading(Message, frozen=True):
@@ -102,9 +127,9 @@ class Reading(Message, frozen=True):
 class Released(Message, frozen=True):
     """Every piece has landed; the source may free its blocks."""
 
-    request_id: RequestId
-    attempt: Attempt
-    incarnation: Incarnation
+    request_id: BoundedRequestId
+    attempt: BoundedAttempt
+    incarnation: BoundedIncarnation
     """Of the source that issued the tickets."""
 
 
@@ -114,15 +139,15 @@ class Withdraw(Message, frozen=True):
     A read still in progress can harm only its reader, which keeps its blocks in quarantine.
     """
 
-    request_id: RequestId
-    attempt: Attempt
+    request_id: BoundedRequestId
+    attempt: BoundedAttempt
 
 
 class PrefillFailed(Message, frozen=True):
     """The source will issue no (more) ticket for this attempt, and its old ones are void."""
 
-    request_id: RequestId
-    attempt: Attempt
-    incarnation: Incarnation
-    reason: str
+    request_id: BoundedRequestId
+    attempt: BoundedAttempt
+    incarnation: BoundedIncarnation
+    reason: Explanation
     retryable: bool = True
