@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from blockmgr.token_run import TokenRun
 from core.ids import Owner, Slot
-from core.messages import Prefill
+from core.messages import GroupBlocks, Prefill
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +24,10 @@ class Prompt:
     num_offered: int = 0
     """Tokens whose KV tickets cover."""
     num_chunks_offered: int = 0
+    last_blocks: tuple[GroupBlocks, ...] | None = None
+    """Of the last chunk, once some of its layers are offered."""
+    num_layers_offered: int = 0
+    """Of each group, in the last chunk."""
     slot: Slot | None = None
 
     @property

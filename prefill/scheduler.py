@@ -1,32 +1,19 @@
 """Which prompt chunks a prefill worker computes in the next step. Pure: no clock, no I/O."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from blockmgr.block_manager import BlockManager
 from blockmgr.tiers import Tiers
 from blockmgr.token_run import TokenRun, namespace_of
-from blockmgr.window import needed_blocks
 from core.config import SchedulerConfig
 from core.errors import InternalError, RequestError
-from core.ids import BlockId, Owner, Slot, StepSeq
+from core.ids import Owner, Slot, StepSeq
 from core.kv_layout import KVLayout
-from core.messages import FirstToken, GroupBlocks, Prefill
+from core.messages import FirstToken, Prefill
 from engine.batch import SequenceInput, SlotOpening, StepBatch, StepOutput
+from prefill.offers import Offers, SettledChunk
 from prefill.prompt import Prompt
 from prefill.prompt_queue import PromptQueue
-
-
-@dataclass(frozen=True, slots=True)
-class SettledChunk:
-    """KV that has settled and is not ticketed yet: the content of the next ticket."""
-
-    prompt: Prompt
-    chunk: int
-    blocks: tuple[GroupBlocks, ...]
-    num_tokens: int
-    first_token: FirstToken | None
-    """Set with the last offer of a prompt, which is LEASED from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +44,24 @@ class PrefillScheduler:
         *,
         fingerprint: str,
         tiers: Tiers | None = None,
+        layer_ranges: int = 1,
     ) -> None:
+        """Begin without a prompt.
+
+        Args:
+            blocks: Of this worker's pool.
+            layout: Of the same.
+            config: Sizes of a step.
+            fingerprint: Of the model: whose KV the prefix cache has.
+            tiers: Below the pool; None: there are none.
+            layer_ranges: In how many parts the last chunk of a prompt is offered.
+        """
         self._blocks = blocks
         self._layout = layout
         self._config = config
         self._fingerprint = fingerprint
         self._num_blocks = blocks.num_blocks
+        self._offers = Offers(blocks, layout, layer_ranges=layer_ranges)
         self._queue = PromptQueue(blocks, layout, tiers)
         self._running: list[Prompt] = []
         self._prompt_of: dict[Owner, Prompt] = {}
@@ -137,6 +136,7 @@ class PrefillScheduler:
             openings=tuple(openings),
             sequences=tuple(self._input_of(part) for part in parts),
             zero_blocks=self._blocks.take_zero_list(),
+            layer_marks=self._offers.marks if any(part.is_last for part in parts) else (),
         )
 
     def step_parts(self, step: StepSeq) -> list[tuple[Prompt, range]]:
@@ -145,6 +145,25 @@ class PrefillScheduler:
             (part.prompt, range(part.position, part.position + part.num_tokens))
             for part in self._steps[step]
         ]
+
+    def layers_done(self, step: StepSeq, mark: int) -> list[SettledChunk]:
+        """Return what can be ticketed since ``step``, in flight, has completed layer ``mark``.
+
+        Nothing settles by that: whole blocks are shared, and windows move, when the step has
+        completed.
+        """
+        offers = [
+            self._offers.layers_done(part.prompt, mark)
+            for part in self._steps[step]
+            if part.is_last and self._is_computing(part)
+        ]
+        return [offer for offer in offers if offer is not None]
+
+    def _is_computing(self, part: _Part) -> bool:
+        """Whether all before ``part`` has settled, and its prompt was not cancelled meanwhile."""
+        prompt = part.prompt
+        is_live = self._prompt_of.get(prompt.owner) is prompt
+        return is_live and prompt.num_settled == part.position
 
     def complete(self, output: StepOutput) -> list[SettledChunk]:
         """Take a completed step's output and return what can be ticketed now."""
@@ -158,15 +177,13 @@ class PrefillScheduler:
                 continue  # cancelled while the step ran
             prompt.num_settled += part.num_tokens
             self._blocks.settle(prompt.owner, prompt.num_settled)
-            first_token = None
             if part.is_last:
                 token = token_of_slot[part.slot]
                 first_token = FirstToken(token_id=token.token_id, logprobs=token.logprobs)
-            offer = self._offer(prompt, first_token)
-            if offer is not None:
-                offers.append(offer)
-            if first_token is not None:
+                offers.append(self._offers.finished(prompt, first_token))
                 self._finish(prompt)
+            elif (offer := self._offers.settled(prompt)) is not None:
+                offers.append(offer)
         return offers
 
     def fail_step(self, step: StepSeq) -> None:
@@ -226,45 +243,6 @@ class PrefillScheduler:
             block_tables=self._blocks.block_tables(part.prompt.owner),
             sample=part.is_last,
         )
-
-    def _offer(self, prompt: Prompt, first_token: FirstToken | None) -> SettledChunk | None:
-        """Name the full blocks settled since the last offer; the last offer names all the rest."""
-        block_size = self._layout.block_size
-        last = first_token is not None
-        end = prompt.num_tokens if last else prompt.num_settled // block_size * block_size
-        if end <= prompt.num_offered and not last:
-            return None
-        blocks = tuple(
-            named
-            for group in range(len(self._layout.groups))
-            for named in self._name_blocks(prompt, group, end)
-        )
-        prompt.num_offered = max(end, prompt.num_offered)
-        if not blocks and not last:
-            return None  # all behind the windows that the whole prompt leaves open
-        offer = SettledChunk(prompt, prompt.num_chunks_offered, blocks, end, first_token)
-        prompt.num_chunks_offered += 1
-        return offer
-
-    def _name_blocks(self, prompt: Prompt, group: int, end: int) -> Iterator[GroupBlocks]:
-        """Blocks of ``group`` from the last offer up to ``end`` that decode will ever read.
-
-        Behind the window that the whole prompt leaves open, nothing is advertised.
-        """
-        block_size = self._layout.block_size
-        start = prompt.num_offered // block_size
-        stop = self._layout.num_blocks_for(end)
-        table = self._blocks.block_tables(prompt.owner)[group]
-        for run in needed_blocks(self._layout.groups[group], block_size, prompt.num_tokens):
-            first, last = max(run.start, start), min(run.stop, stop)
-            if first < last:
-                block_ids = [BlockId(block_id) for block_id in table[first:last].tolist()]
-                yield GroupBlocks(
-                    group=group,
-                    first_index=first,
-                    block_ids=tuple(block_ids),
-                    generations=tuple(map(self._blocks.generation, block_ids)),
-                )
 
     def _finish(self, prompt: Prompt) -> None:
         """All is offered: from now on the blocks wait for their reader."""

@@ -33,7 +33,8 @@ from core.worker_report import ReportedCache, ReportedLoad, WorkerReport
 from engine.batch import StepBatch, StepOutput
 from engine.host_arena import HostArena
 from engine.step_loop import StepLoop
-from prefill.scheduler import PrefillScheduler, SettledChunk
+from prefill.offers import SettledChunk
+from prefill.scheduler import PrefillScheduler
 from prefill.tracing import PrefillTrace
 from ranks.leader import Ranks
 from transfer.handshake import check_compatible
@@ -91,6 +92,7 @@ class PrefillWorker:
             config.scheduler,
             fingerprint=engine.spec.fingerprint,
             tiers=watched.tiers,
+            layer_ranges=config.transfer.layer_ranges,
         )
         self._compatibility = engine.compatibility
         self._book = TicketBook(self._incarnation, lease_s=config.transfer.lease_s)
@@ -105,6 +107,7 @@ class PrefillWorker:
             schedule=self._schedule,
             complete=self._complete,
             fail=self._scheduler.fail_step,
+            layers=self._layers_done,
         )
         self._server = ServerChannel(
             host=context.host,
@@ -316,23 +319,26 @@ class PrefillWorker:
             self._issue(offer)
         self._mover.carry_out()
 
+    def _layers_done(self, batch: StepBatch, mark: int) -> None:
+        for offer in self._scheduler.layers_done(batch.step, mark):
+            self._issue(offer)
+
     def _issue(self, offer: SettledChunk) -> None:
-        """Ticket what has settled."""
+        """Ticket what is complete."""
         owner, now = offer.prompt.owner, self._clock()
-        is_last = offer.first_token is not None
         prefill_s = now - self._arrived_at[owner]
         ticket = self._book.issue(
             owner,
             Offer(
                 piece=PieceId(
                     rank=0,
-                    first_layer=0,
-                    last_layer=self._engine.layout.layers_per_group - 1,
+                    first_layer=offer.first_layer,
+                    last_layer=offer.last_layer,
                     chunk=offer.chunk,
                 ),
-                blocks=self._with_digests(offer.blocks),
+                blocks=self._with_digests(offer),
                 num_tokens=offer.num_tokens,
-                last=is_last,
+                last=offer.is_last,
                 first_token=offer.first_token,
                 num_cached_tokens=offer.prompt.num_cached_tokens,
                 prefill_s=prefill_s,
@@ -344,22 +350,25 @@ class PrefillWorker:
         self._trace.offered(ticket)
         self._server.send(self._readers[owner], ticket)
         self._lease_may_be_new.set()
-        if is_last:
+        if offer.first_token is not None:
             cached = offer.prompt.num_cached_tokens
             self._metrics.observe_stage("prefill", prefill_s)
             self._metrics.count_prompt(computed=offer.prompt.num_tokens - cached, cached=cached)
             self._metrics.count_generated(1)
 
-    def _with_digests(self, blocks: tuple[GroupBlocks, ...]) -> tuple[GroupBlocks, ...]:
-        """Tell the reader what it must find, if that is asked for. The steps have completed."""
+    def _with_digests(self, offer: SettledChunk) -> tuple[GroupBlocks, ...]:
+        """Tell the reader what it must find, if that is asked for. These layers are complete."""
         if not self._context.config.transfer.checksums:
-            return blocks
-        pool, nbytes = self._engine.pool, self._engine.layout.block_nbytes
+            return offer.blocks
+        pool, layout = self._engine.pool, self._engine.layout
+        layer_nbytes = layout.block_nbytes // layout.layers_per_group
+        offset = offer.first_layer * layer_nbytes
+        nbytes = (offer.last_layer + 1) * layer_nbytes - offset
         return tuple(
             msgspec.structs.replace(
-                named, digests=pool.digests(named.block_ids, offset=0, nbytes=nbytes)
+                named, digests=pool.digests(named.block_ids, offset=offset, nbytes=nbytes)
             )
-            for named in blocks
+            for named in offer.blocks
         )
 
     def _export_transfers(self) -> None:

@@ -7,17 +7,29 @@ from core.kv_layout import KVGroup, KVLayout
 from core.messages import Prefill
 from core.sampling import SamplingParams
 from engine.batch import SampledToken, StepBatch, StepOutput
-from prefill.scheduler import PrefillScheduler, SettledChunk
+from prefill.offers import SettledChunk
+from prefill.scheduler import PrefillScheduler
 
 
 class Bench:
     """A scheduler over a small pool; the test is the device."""
 
     def __init__(
-        self, num_blocks: int, *, windows: tuple[int | None, ...] = (None,), num_sinks: int = 0
+        self,
+        num_blocks: int,
+        *,
+        windows: tuple[int | None, ...] = (None,),
+        num_sinks: int = 0,
+        num_layers: int = 1,
+        layer_ranges: int = 1,
     ) -> None:
+        """Make a pool with a group per window, which take the model's layers in turn."""
         groups = tuple(
-            KVGroup(layers=(at,), window=window, num_sinks=num_sinks if window else 0)
+            KVGroup(
+                layers=tuple(range(at, num_layers * len(windows), len(windows))),
+                window=window,
+                num_sinks=num_sinks if window else 0,
+            )
             for at, window in enumerate(windows)
         )
         self.layout = KVLayout(
@@ -25,7 +37,11 @@ class Bench:
         )
         self.blocks = BlockManager(self.layout, num_blocks, fences=True, prefix_caching=True)
         self.scheduler = PrefillScheduler(
-            self.blocks, self.layout, SchedulerConfig(max_batch_tokens=32), fingerprint="test"
+            self.blocks,
+            self.layout,
+            SchedulerConfig(max_batch_tokens=32),
+            fingerprint="test",
+            layer_ranges=layer_ranges,
         )
 
     def add(
@@ -56,5 +72,12 @@ class Bench:
     def run(self) -> list[SettledChunk]:
         offers: list[SettledChunk] = []
         while (batch := self.scheduler.schedule()) is not None:
-            offers += self.complete(batch)
+            offers += [*self.reach_marks(batch), *self.complete(batch)]
         return offers
+
+    def reach_marks(self, batch: StepBatch) -> list[SettledChunk]:
+        return [
+            offer
+            for mark in batch.layer_marks
+            for offer in self.scheduler.layers_done(batch.step, mark)
+        ]

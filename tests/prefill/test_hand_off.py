@@ -3,7 +3,7 @@
 from blockmgr.states import BlockState
 from core.ids import Attempt, Incarnation, Owner, RequestId
 from core.messages import PieceId, Released
-from prefill.scheduler import SettledChunk
+from prefill.offers import SettledChunk
 from tests.prefill.bench import Bench
 from transfer.tickets import Offer, TicketBook
 
@@ -13,10 +13,12 @@ ME = Incarnation("P")
 def issue(book: TicketBook, chunk: SettledChunk, now: float) -> bool:
     """Issue the ticket for ``chunk``; return whether somebody wants it."""
     offer = Offer(
-        piece=PieceId(rank=0, first_layer=0, last_layer=0, chunk=chunk.chunk),
+        piece=PieceId(
+            rank=0, first_layer=chunk.first_layer, last_layer=chunk.last_layer, chunk=chunk.chunk
+        ),
         blocks=chunk.blocks,
         num_tokens=chunk.num_tokens,
-        last=chunk.first_token is not None,
+        last=chunk.is_last,
         first_token=chunk.first_token,
     )
     return book.issue(chunk.prompt.owner, offer, now) is not None

@@ -15,7 +15,8 @@ from core.messages import Prefill
 from core.sampling import SamplingParams
 from core.tiers import CopyIn, Find
 from engine.batch import SampledToken, StepBatch, StepOutput
-from prefill.scheduler import PrefillScheduler, SettledChunk
+from prefill.offers import SettledChunk
+from prefill.scheduler import PrefillScheduler
 from tests.blockmgr.tier_world import SIZE, TierWorld
 
 NUM_BLOCKS = 12

@@ -14,7 +14,7 @@ from blockmgr.receive_target import ReceiveTarget
 from blockmgr.states import BlockState
 from core.errors import RequestError
 from core.ids import Attempt, OperationId, RequestId
-from prefill.scheduler import SettledChunk
+from prefill.offers import SettledChunk
 from tests.prefill.bench import Bench
 
 

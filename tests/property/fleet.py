@@ -16,9 +16,9 @@ from tests.property.virtual_time import Simulation
 BLOCK_SIZE = 4
 TRANSFER = TransferConfig(lease_s=30.0, renew_interval_s=5.0)
 SHAPES = (
-    (KVGroup(layers=(0,)),),
-    (KVGroup(layers=(0,)), KVGroup(layers=(1,), window=9, num_sinks=1)),
-    (KVGroup(layers=(0,), window=6), KVGroup(layers=(1,), window=17)),
+    (KVGroup(layers=(0, 1, 2, 3)),),
+    (KVGroup(layers=(0, 2, 4)), KVGroup(layers=(1, 3, 5), window=9, num_sinks=1)),
+    (KVGroup(layers=(0, 2, 4), window=6), KVGroup(layers=(1, 3, 5), window=17)),
 )
 
 
@@ -49,6 +49,7 @@ class Plan:
     num_slots: int = 0
     """Blocks of host memory of each worker, per KV group; 0: no tiers, and no storage."""
     load_failure: Literal["recompute", "fail"] = "fail"
+    layer_ranges: int = 1
     scheduler: SchedulerConfig = field(
         default_factory=lambda: SchedulerConfig(max_num_seqs=8, max_batch_tokens=16)
     )
@@ -64,7 +65,9 @@ class Fleet:
         self.layout = KVLayout(
             self.rng.choice(SHAPES), BLOCK_SIZE, num_kv_heads=1, head_dim=4, dtype="float32"
         )
-        transfer = TRANSFER.model_copy(update={"load_failure": plan.load_failure})
+        transfer = TRANSFER.model_copy(
+            update={"load_failure": plan.load_failure, "layer_ranges": plan.layer_ranges}
+        )
         self.config = SluiceConfig(scheduler=plan.scheduler, transfer=transfer)
         self.last_progress = 0.0
         self.host = HostMemory(len(self.layout.groups) * plan.num_slots, storage=set())
@@ -86,6 +89,11 @@ class Fleet:
         """Copies and storage calls that have ended, of all workers."""
         workers = [*self.decodes, *self.prefills.values()]
         return sum(worker.mover.num_ended for worker in workers)
+
+    @property
+    def num_early_tickets(self) -> int:
+        """Tickets for the first layers of a last chunk, of all prefill workers."""
+        return sum(prefill.num_early_tickets for prefill in self.prefills.values())
 
     @property
     def num_preemptions(self) -> int:

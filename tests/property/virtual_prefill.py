@@ -1,6 +1,7 @@
 """A prefill worker without sockets: the real scheduler, block manager and ticket book."""
 
 from collections.abc import Callable
+from functools import partial
 
 from core.config import SluiceConfig
 from core.errors import RequestError
@@ -8,7 +9,8 @@ from core.ids import Incarnation, Owner
 from core.kv_layout import KVLayout
 from core.messages import PieceId, Prefill, PrefillFailed, Released, Renew, Withdraw
 from engine.batch import SampledToken, StepBatch, StepOutput
-from prefill.scheduler import PrefillScheduler, SettledChunk
+from prefill.offers import SettledChunk
+from prefill.scheduler import PrefillScheduler
 from tests.property.virtual_tiers import HostMemory, VirtualMover, make_blocks
 from tests.property.virtual_time import Device, Simulation
 from transfer.tickets import Offer, TicketBook
@@ -33,17 +35,22 @@ class VirtualPrefill:
     ) -> None:
         self.incarnation = Incarnation(name)
         self.is_dead = False
+        self.num_early_tickets = 0
         # With a tier, loads write into the pool beside the steps.
         self.blocks, tiers = make_blocks(
             layout, num_blocks, fences=bool(host.num_slots), name=name, num_slots=host.num_slots
         )
         self.scheduler = PrefillScheduler(
-            self.blocks, layout, config.scheduler, fingerprint="model", tiers=tiers
+            self.blocks,
+            layout,
+            config.scheduler,
+            fingerprint="model",
+            tiers=tiers,
+            layer_ranges=config.transfer.layer_ranges,
         )
         self.mover = VirtualMover(simulation, tiers, host.storage, on_change=self.work)
         self.book = TicketBook(self.incarnation, config.transfer.lease_s)
         self._simulation = simulation
-        self._layout = layout
         self._depth = config.scheduler.overlap_depth
         self._device = Device(simulation)
         self._num_in_flight = 0
@@ -85,7 +92,8 @@ class VirtualPrefill:
             if (batch := self.scheduler.schedule()) is None:
                 return
             self._num_in_flight += 1
-            self._device.run(lambda batch=batch: self._complete(batch))
+            marks = [partial(self._layers_done, batch, mark) for mark in batch.layer_marks]
+            self._device.run(lambda batch=batch: self._complete(batch), marks=marks)
 
     def _prefill(self, reader: str, request: Prefill) -> None:
         owner = (request.request_id, request.attempt)
@@ -115,16 +123,21 @@ class VirtualPrefill:
             self._issue(chunk)
         self.expire()
 
+    def _layers_done(self, batch: StepBatch, mark: int) -> None:
+        if not self.is_dead:
+            for chunk in self.scheduler.layers_done(batch.step, mark):
+                self._issue(chunk)
+                self.num_early_tickets += 1
+
     def _issue(self, chunk: SettledChunk) -> None:
         owner = chunk.prompt.owner
-        last_layer = self._layout.layers_per_group - 1
         ticket = self.book.issue(
             owner,
             Offer(
-                piece=PieceId(rank=0, first_layer=0, last_layer=last_layer, chunk=chunk.chunk),
+                piece=PieceId(0, chunk.first_layer, chunk.last_layer, chunk.chunk),
                 blocks=chunk.blocks,
                 num_tokens=chunk.num_tokens,
-                last=chunk.first_token is not None,
+                last=chunk.is_last,
                 first_token=chunk.first_token,
             ),
             self._simulation.now,

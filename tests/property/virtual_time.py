@@ -3,7 +3,7 @@
 import heapq
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 Event = Callable[[], None]
 
@@ -49,8 +49,15 @@ class Device:
         self._simulation = simulation
         self._free_at = 0.0
 
-    def run(self, done: Event) -> None:
-        """Start one more step behind those that run; ``done`` when it has completed."""
+    def run(self, done: Event, *, marks: Sequence[Event] = ()) -> None:
+        """Start one more step behind those that run; ``done`` when it has completed.
+
+        ``marks`` happen in between, at equal distances.
+        """
         duration = self._simulation.rng.choice((0.001, 0.01, 0.05))
-        self._free_at = max(self._free_at, self._simulation.now) + duration
+        begin = max(self._free_at, self._simulation.now)
+        self._free_at = begin + duration
+        for number, mark in enumerate(marks, start=1):
+            at = begin + duration * number / (len(marks) + 1)
+            self._simulation.after(at - self._simulation.now, mark)
         self._simulation.after(self._free_at - self._simulation.now, done)
