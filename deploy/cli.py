@@ -13,6 +13,7 @@ from core.config import SluiceConfig
 from core.errors import ConfigError, SluiceError
 from core.key_files import write_keys
 from deploy.cache_commands import MAX_WAIT_S, run_cache_reset, run_cache_show
+from deploy.doctor import run_doctor
 from deploy.model_source import resolve_model
 from deploy.ray_environment import prepare_ray_environment
 from deploy.settings import load_settings
@@ -87,6 +88,11 @@ def _trace(arguments: argparse.Namespace) -> int:
     return run_trace(arguments.url, arguments.request, out=arguments.out)
 
 
+def _doctor(arguments: argparse.Namespace) -> int:
+    config = load_settings(arguments.config, {})
+    return run_doctor(config, with_config=arguments.config is not None, as_json=arguments.json)
+
+
 def _fetch(arguments: argparse.Namespace) -> int:
     model = _settings(arguments).model
     sys.stdout.write(f"{resolve_model(model.model, model.revision).path}\n")
@@ -117,6 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_settings(_add(commands, "serve", _serve, "Start router and workers; Ctrl-C stops them."))
     _add_settings(_add(commands, "demo", _demo, "Start, answer five prompts, show how, stop."))
     _add_url(_add(commands, "status", _status, "Show a running deployment's workers and load."))
+    _add_doctor(_add(commands, "doctor", _doctor, "Try out how KV will travel here, and why."))
     _add_trace(_add(commands, "trace", _trace, "Show one request's way, as a picture."))
     summary = "Show or reset a running deployment's prefix caches."
     cache = commands.add_parser("cache", help=summary, description=summary)
@@ -139,6 +146,13 @@ def _add_cache_commands(commands: "argparse._SubParsersAction[_OneLineParser]") 
         metavar="S",
         help="seconds to wait until what was in use is over, too; default: do not wait",
     )
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="YAML config file, to be checked as well"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _add_trace(parser: argparse.ArgumentParser) -> None:
