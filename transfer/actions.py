@@ -49,6 +49,24 @@ class PostRead:
 
 
 @dataclass(frozen=True, slots=True)
+class CancelRead:
+    """Nobody waits for a read any more: post nothing more of it.
+
+    It ends as ever, or by ``Reader.read_cancelled`` where some of it was not posted yet.
+    """
+
+    operation: OperationId
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """Read something that nobody wants; answer as for ``PostRead``. It fills no block."""
+
+    operation: OperationId
+    peer: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
 class OperationTerminal:
     """Nothing of the operation will write any more. Emitted once for each ``allocated``."""
 
@@ -105,4 +123,6 @@ class TearDown:
     reason: str
 
 
-Action: TypeAlias = Allocate | PostRead | OperationTerminal | Deliver | Fail | Send | TearDown
+Action: TypeAlias = (
+    Allocate | PostRead | CancelRead | WarmUp | OperationTerminal | Deliver | Fail | Send | TearDown
+)

@@ -3,9 +3,9 @@
 import itertools
 
 from core.config import TransferConfig
-from core.ids import Incarnation, OperationId, Owner
-from core.messages import Released, Renew, Renewed, Withdraw
-from transfer.actions import Action, OperationTerminal, Send, TearDown
+from core.ids import Attempt, Incarnation, OperationId, Owner, RequestId
+from core.messages import PieceId, Released, Renew, Renewed, Withdraw
+from transfer.actions import Action, CancelRead, OperationTerminal, Send, TearDown, WarmUp
 from transfer.operations import Operation, Operations
 from transfer.source_link import SourceLink
 from transfer.stats import TransferStats
@@ -43,11 +43,7 @@ class Endpoints:
 
     def add(self, owner: Owner, source: Incarnation, now: float) -> list[Action]:
         """A request to ``source`` begins."""
-        link = self._links.get(source)
-        if link is None:
-            link = self._links[source] = SourceLink(source, self._config.renew_interval_s)
-        if link.is_lost:
-            link.reopen()
+        link = self._open(source)
         link.add(owner, now)
         return self._reading_edge(link)
 
@@ -61,6 +57,10 @@ class Endpoints:
         """Return the live requests to ``source``."""
         link = self._links.get(source)
         return () if link is None else tuple(link.owners)
+
+    def is_in_use(self, source: Incarnation) -> bool:
+        """Whether a request or a read of ``source`` has not ended."""
+        return source in self._links
 
     # Messages
 
@@ -95,6 +95,17 @@ class Endpoints:
         self._stats.reads_posted += 1
         return self._reading_edge(link)
 
+    def warm_up(self, operation: OperationId, source: Incarnation, now: float) -> list[Action]:
+        """A read for its own sake: what nobody waits for from the start, and fills no block."""
+        link = self._open(source)
+        nobody: Owner = (RequestId(f"warm-up of {source}"), Attempt(1))
+        piece = PieceId(0, 0, 0, 0)
+        pending = Operation(operation, source, nobody, piece, now, num_blocks=0, nbytes=0)
+        pending.is_quarantined = True
+        self._operations.begin(pending)
+        link.operations.add(operation)
+        return [*self._reading_edge(link), WarmUp(operation, source)]
+
     def get(self, operation: OperationId) -> Operation | None:
         """Return a read that is not terminal."""
         return self._operations.get(operation)
@@ -108,16 +119,19 @@ class Endpoints:
             return None, []
         link = self._links[pending.peer]
         link.operations.discard(operation)
-        actions = [OperationTerminal(operation), *self._reading_edge(link)]
+        actions = self._reading_edge(link)
+        if pending.num_blocks:
+            actions.insert(0, OperationTerminal(operation))
         if failure is not None and not link.is_torn:
             actions += self.tear_down(pending.peer, failure)
         link.is_torn = link.is_torn and bool(link.operations)
         self._forget_idle(link)
         return pending, actions
 
-    def quarantine(self, operation: OperationId) -> None:
-        """Nobody waits for this read any more; its blocks do."""
+    def quarantine(self, operation: OperationId) -> list[Action]:
+        """Nobody waits for this read any more; its blocks do, but not for what is not posted."""
         self._operations.quarantine(operation)
+        return [CancelRead(operation)]
 
     def bound_quarantine(self) -> list[Action]:
         """Tear down the peers of the oldest quarantined reads until few enough are left."""
@@ -176,6 +190,14 @@ class Endpoints:
         return actions
 
     # Within
+
+    def _open(self, source: Incarnation) -> SourceLink:
+        link = self._links.get(source)
+        if link is None:
+            link = self._links[source] = SourceLink(source, self._config.renew_interval_s)
+        if link.is_lost:
+            link.reopen()
+        return link
 
     def _reading_edge(self, link: SourceLink) -> list[Action]:
         message = link.reading_edge()

@@ -20,7 +20,7 @@ class Operation:
     num_blocks: int
     nbytes: int
     is_quarantined: bool = False
-    """Its request ended or was rolled back: only its end matters now."""
+    """Its request ended or was rolled back, or never was: only its end matters now."""
 
 
 class Operations:

@@ -83,6 +83,10 @@ class Reader:
         """Whether ``owner`` has not ended."""
         return owner in self._requests
 
+    def is_in_use(self, source: Incarnation) -> bool:
+        """Whether a request to ``source`` or a read from there has not ended."""
+        return self._endpoints.is_in_use(source)
+
     def unallocated(self) -> list[tuple[Owner, Ticket]]:
         """Return the tickets that wait for memory, oldest request first."""
         return [
@@ -142,11 +146,13 @@ class Reader:
         if entry is None:
             return []
         self.stats.rollbacks += 1
+        cancelled: list[Action] = []
         for piece in entry.pieces.values():
             if piece.num_blocks:
-                self._requests.abandon(piece)
+                cancelled += self._requests.abandon(piece)
                 piece.roll_back()
         return [
+            *cancelled,
             *self._requests.apply(entry, Event.ROLLED_BACK, now),
             *self._endpoints.bound_quarantine(),
         ]
@@ -289,6 +295,10 @@ class Reader:
         entry.kv_nbytes += pending.nbytes
         return [*actions, *self._requests.settle(entry, now)]
 
+    def warm_up(self, operation: OperationId, source: Incarnation, now: float) -> list[Action]:
+        """``source`` was paired: read something, so that its first request finds the way ready."""
+        return self._endpoints.warm_up(operation, source, now)
+
     def expected_digests(self, operation: OperationId) -> Digests | None:
         """Return what the blocks that a pending read fills must hold once it has landed.
 
@@ -312,6 +322,21 @@ class Reader:
         self.stats.checksum_failures += 1
         failure = Failure("integrity", "a read has brought other bytes than were sent")
         return self._fail_filled(*ended, failure, now)
+
+    def read_cancelled(self, operation: OperationId) -> list[Action]:
+        """The read is terminal, and was not posted wholly, as ``CancelRead`` has asked.
+
+        Raises:
+            InternalError: somebody waits for it.
+        """
+        ended = self._end_read(operation)
+        if ended is None:
+            return []
+        pending, actions = ended
+        if self._requests.filled_by(pending) is not None:
+            raise InternalError(f"operation {operation} was cancelled, but {pending.owner} waits")
+        self.stats.reads_cancelled += 1
+        return actions
 
     def read_failed(self, operation: OperationId, reason: str, now: float) -> list[Action]:
         """The read is terminal without all its bytes; none will be written any more.

@@ -95,14 +95,15 @@ class Receptions:
             return actions
         del self._entries[entry.owner]
         for piece in entry.pieces.values():
-            self.abandon(piece)
+            actions += self.abandon(piece)
         self._endpoints.remove(entry.owner, entry.source)
         return [*actions, *self._endpoints.bound_quarantine()]
 
-    def abandon(self, piece: Piece) -> None:
-        """Its read, if one is outstanding, goes on in quarantine."""
+    def abandon(self, piece: Piece) -> list[Action]:
+        """Its read, if one is outstanding, goes on in quarantine as far as it is posted."""
         if piece.state is PieceState.READING and piece.operation is not None:
-            self._endpoints.quarantine(piece.operation)
+            return self._endpoints.quarantine(piece.operation)
+        return []
 
     def next_deadline(self) -> float | None:
         """Return when the first entry fails if nothing happens."""

@@ -72,6 +72,8 @@ class TransferStats:
     reads_posted: int = 0
     reads_completed: int = 0
     reads_failed: int = 0
+    reads_cancelled: int = 0
+    """Taken back before all of them was posted."""
     deliveries: int = 0
     """Requests whose KV arrived whole."""
     failures: dict[FailureStage, int] = field(default_factory=_zeros(FailureStage))

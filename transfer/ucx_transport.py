@@ -16,7 +16,7 @@ import logging
 import secrets
 import select
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,7 +24,7 @@ from core.errors import ConfigError, InternalError, PeerLostError, TransferError
 from core.ids import Incarnation, ReadId
 from core.messages import PoolEndpoint
 from transfer.descriptors import Pool, describe
-from transfer.transport import Extent, MemoryKind, Path, ReadOutcome
+from transfer.transport import Extents, MemoryKind, Path, ReadOutcome
 from transfer.ucx_bindings import FAIL_FATAL, FAIL_PEER, Ucp, UcxStatusError
 from transfer.ucx_library import load_ucx
 from transfer.ucx_paths import path_of
@@ -178,7 +178,7 @@ class UcxTransport:
         """See ``Transport.path``."""
         return self._connected(peer).path
 
-    def read(self, peer: Incarnation, extents: Sequence[Extent]) -> ReadId:
+    def read(self, peer: Incarnation, extents: Extents) -> ReadId:
         """See ``Transport.read``."""
         target = self._connected(peer)
         pool, _ = self._registered()

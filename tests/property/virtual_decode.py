@@ -19,6 +19,7 @@ from tests.property.virtual_time import Device, Simulation
 from transfer.actions import (
     Action,
     Allocate,
+    CancelRead,
     Deliver,
     Fail,
     OperationTerminal,
@@ -187,8 +188,8 @@ class VirtualDecode:
                     self._send(peer, message)
                 case TearDown(peer, reason):
                     todo.extend(self._tear_down(peer, reason))
-                case Allocate():
-                    pass  # every event ends with a look at all tickets
+                case Allocate() | CancelRead():
+                    pass  # every event ends with a look at all tickets; reads are posted whole
 
     def _lose(self, owner: Owner) -> None:
         if self._recomputes:

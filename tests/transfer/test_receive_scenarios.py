@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from blockmgr.states import BlockState
+from core.config import TransferConfig
 from core.errors import InternalError
-from core.ids import BlockId, Generation
+from core.ids import BlockId, Generation, OperationId
 from core.messages import GroupBlocks, PieceId, PrefillFailed, Reading, Released, Withdraw
 from tests.transfer.adversary import Network
 from tests.transfer.conftest import MakeDecode
 from tests.transfer.two_sides import DecodeSide, PrefillSide, layout, owner, with_blocks
+from transfer.actions import Action, OperationTerminal, Send, TearDown, WarmUp
 from transfer.endpoints import Endpoints
 from transfer.extents import Part, merge_pairs
 from transfer.operations import Operation
@@ -287,14 +289,79 @@ def test_c21_cancel_is_not_proof(decode: DecodeSide, prefill: PrefillSide) -> No
     assert decode.wrong_positions(other) == []
 
 
+def test_c21_what_is_not_posted_yet_is_taken_back_and_is_no_failure_of_its_source(
+    decode: DecodeSide, prefill: PrefillSide
+) -> None:
+    start(decode, prefill, num_blocks=4)
+    other = owner("other")
+    decode.request(other, prefill)
+    decode.ticket(prefill.compute(other, decode.now, num_blocks=4))
+    first, second = OperationId(1), OperationId(2)
+    # When R's client leaves and none of its read was posted yet
+    decode.cancel(R)
+    assert decode.cancelled == [first]
+    assert decode.count(BlockState.QUARANTINED) == 4
+    decode.nic.writes = [write for write in decode.nic.writes if write.read != 1]
+    del decode.nic.pending[1]
+    decode.carry_out(decode.reader.read_cancelled(first))
+    # Then its blocks are free at once, and its source goes on serving others
+    assert decode.count(BlockState.QUARANTINED) == 0
+    assert decode.torn == []
+    assert decode.reader.stats.reads_cancelled == 1
+    decode.land_all()
+    assert other in decode.delivered
+    assert decode.reader.read_cancelled(second) == [], "it has ended"
+
+
+def test_c21_a_rolled_back_read_is_taken_back_too(decode: DecodeSide, prefill: PrefillSide) -> None:
+    start(decode, prefill, num_blocks=4)
+    decode.roll_back(R)
+    assert decode.cancelled == [OperationId(1)]
+
+
+def test_a_read_that_somebody_waits_for_is_never_taken_back(
+    decode: DecodeSide, prefill: PrefillSide
+) -> None:
+    start(decode, prefill, num_blocks=4)
+    with pytest.raises(InternalError, match="waits"):
+        decode.reader.read_cancelled(OperationId(1))
+    decode.reader._endpoints.begin(  # let the fixture validate
+        Operation(OperationId(1), prefill.incarnation, R, PieceId(0, 0, 1, 0), 0.0, 4, 4)
+    )
+    decode.nic.finish()
+
+
+def test_a_warm_up_holds_no_block_and_is_bounded_as_every_read(
+    decode: DecodeSide, prefill: PrefillSide
+) -> None:
+    source, reader = prefill.incarnation, decode.reader
+    first, second = OperationId(91), OperationId(92)
+    assert reader.warm_up(first, source, 100.0) == [
+        Send(source, Reading(active=True)),
+        WarmUp(first, source),
+    ]
+    assert reader.is_in_use(source)
+    assert reader.num_quarantined_blocks == 0
+    assert reader.landed(first, 101.0) == [Send(source, Reading(active=False))]
+    assert not reader.is_in_use(source)
+    reader.warm_up(second, source, 102.0)
+    assert reader.next_deadline() == 102.0 + TransferConfig().read_timeout_s
+    (action,) = reader.tick(200.0)
+    assert isinstance(action, TearDown)
+    assert not any(
+        isinstance(action, OperationTerminal) for action in reader.read_failed(second, "torn", 200)
+    )
+
+
 def test_c21_mutation_trusting_cancel_corrupts_the_next_owner(
     make_decode: MakeDecode, prefill: PrefillSide
 ) -> None:
     class TrustsCancel(Receptions):
-        def abandon(self, piece: Piece) -> None:
-            super().abandon(piece)
+        def abandon(self, piece: Piece) -> list[Action]:
+            actions = super().abandon(piece)
             if piece.state is PieceState.READING and piece.operation is not None:
                 decode.blocks.end_operation(piece.operation)  # "cancelled, so it is over"
+            return actions
 
     decode = make_decode()
     decode.reader._requests.__class__ = TrustsCancel

@@ -42,6 +42,7 @@ from tests.transfer.adversary import AdversaryNic, Network
 from transfer.actions import (
     Action,
     Allocate,
+    CancelRead,
     Deliver,
     Fail,
     OperationTerminal,
@@ -209,6 +210,7 @@ class DecodeSide:
         self.delivered: dict[Owner, Deliver] = {}
         self.failed: dict[Owner, Fail] = {}
         self.torn: list[Incarnation] = []
+        self.cancelled: list[OperationId] = []
         self.ended: list[OperationId] = []
         self.operation_of_read: dict[ReadId, OperationId] = {}
         self.auto_allocate = True
@@ -310,6 +312,8 @@ class DecodeSide:
             case Send(peer, message):
                 self.sent.append(message)
                 self.outbox.append((peer, message))
+            case CancelRead(operation):
+                self.cancelled.append(operation)  # all of it is posted: it ends by itself
             case TearDown():
                 self._tear_down(action)
 
