@@ -9,10 +9,11 @@ from core.ids import Incarnation
 from transfer.nixl_transport import NixlTransport
 from transfer.transport import Transport
 from transfer.ucx_transport import UcxTransport
+from transfer.ucxx_transport import UcxxTransport
 
 log = logging.getLogger(__name__)
 
-TransportName = Literal["auto", "ucx", "nixl"]
+TransportName = Literal["auto", "ucx", "nixl", "ucxx"]
 
 _NO_OPTIONS: Final[Mapping[str, str]] = {}
 
@@ -25,9 +26,14 @@ def _open_nixl(incarnation: Incarnation, options: Mapping[str, str]) -> Transpor
     return NixlTransport(incarnation, ucx_options=options)
 
 
+def _open_ucxx(incarnation: Incarnation, options: Mapping[str, str]) -> Transport:
+    return UcxxTransport(incarnation, ucx_options=options)
+
+
 _OPENERS: Final[Mapping[str, Callable[[Incarnation, Mapping[str, str]], Transport]]] = {
     "ucx": _open_ucx,
     "nixl": _open_nixl,
+    "ucxx": _open_ucxx,
 }
 """Best first: ``docs/decisions/0012-which-ucx-binding.md``."""
 

@@ -24,8 +24,14 @@ from transfer.ucx_bindings import (
     TagInfo,
     UcxStatusError,
 )
-from transfer.ucx_wire import MAX_REQUEST_NBYTES, REQUEST_TAG, ReadRequest, decode_request
-from transfer.ucx_worker import UcxWorker, pairs, scattered_params
+from transfer.ucx_wire import (
+    MAX_REQUEST_NBYTES,
+    REQUEST_TAG,
+    ReadRequest,
+    decode_request,
+    requested_parts,
+)
+from transfer.ucx_worker import UcxWorker, scattered_params
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +114,7 @@ class PoolServer:
             self._answer(request)
 
     def _answer(self, request: ReadRequest) -> None:
-        blocks = self._blocks(request)
+        blocks = requested_parts(request, self._pool)
         if blocks is None:
             self.num_refused += 1
             log.warning("read request refused reason=outside of the pool")
@@ -126,17 +132,6 @@ class PoolServer:
             return
         if sent is not None:
             reader.sends[sent] = blocks
-
-    def _blocks(self, request: ReadRequest) -> NDArray[np.uint64] | None:
-        """Return [n, 2] of address and bytes; None: something is outside of the pool."""
-        if len(request.extents) % 16 or not request.extents or not 0 <= request.tag < 2**64:
-            return None
-        extents = np.frombuffer(request.extents, dtype="<u8").reshape(-1, 2)
-        offsets, sizes = extents[:, 0], extents[:, 1]
-        total = np.uint64(self._pool.nbytes)
-        if (sizes > total).any() or (offsets > total - sizes).any():
-            return None
-        return pairs(offsets + np.uint64(self._pool.address), sizes)
 
     def _reader(self, address: bytes) -> _Reader:
         reader = self._readers.get(address)

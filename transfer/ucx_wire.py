@@ -5,8 +5,11 @@ from pathlib import Path as FilePath
 from typing import Final
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from core.errors import TransferError
+from transfer.descriptors import Pool
 
 REQUEST_TAG: Final = 1
 """Of read requests at the source. Answers have the tag that the request names."""
@@ -75,6 +78,20 @@ def decode_request(message: bytes) -> ReadRequest | None:
         return _request_decoder.decode(message)
     except msgspec.MsgspecError:
         return None
+
+
+def requested_parts(request: ReadRequest, pool: Pool) -> NDArray[np.uint64] | None:
+    """Return [n, 2] of address and bytes; None: something is outside of the pool, or malformed."""
+    if len(request.extents) % 16 or not request.extents or not 0 <= request.tag < 2**63:
+        return None
+    extents = np.frombuffer(request.extents, dtype="<u8").reshape(-1, 2)
+    offsets, sizes = extents[:, 0], extents[:, 1]
+    total = np.uint64(pool.nbytes)
+    if (sizes > total).any() or (offsets > total - sizes).any():
+        return None
+    return np.ascontiguousarray(
+        np.stack([offsets + np.uint64(pool.address), sizes], axis=1), dtype=np.uint64
+    )
 
 
 def boot_id() -> str:

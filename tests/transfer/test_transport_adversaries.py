@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.errors import PeerLostError, TransferError
+from core.errors import InternalError, PeerLostError, TransferError
 from core.ids import ReadId
 from tests.transfer.conftest import MakeSource
 from tests.transfer.source_process import ROOT, SourceProcess, pattern
@@ -90,6 +90,10 @@ def test_a_source_frozen_at_any_point_wakes_up_to_no_harm(
     if stage is before_connect:
         reads = posted(side, source)
     reported = [outcome.read for outcome in side.transport.poll()]
+    if stage is before_connect and case.unproven_before_the_source_answers:
+        with pytest.raises(InternalError):
+            side.transport.tear_down(source.incarnation)
+        return
     torn_down = side.transport.tear_down(source.incarnation)
     assert sorted(reported + torn_down) == sorted(reads), "each read ends exactly once"
     side.pool[:] = CANARY

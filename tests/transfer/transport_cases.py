@@ -7,6 +7,7 @@ import select
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 
@@ -31,6 +32,8 @@ class Case:
     path: str
     source_dies_with_readers: str = ""
     """Why a source may die when a reader goes away in mid-read; empty: it never does."""
+    unproven_before_the_source_answers: str = ""
+    """Why a tear-down may be unable to prove anything, and say so; empty: it always can."""
 
     @property
     def options(self) -> Mapping[str, str]:
@@ -58,6 +61,19 @@ CASES = (
         ),
     ),
 )
+
+if find_spec("ucxx") is not None:
+    # Its endpoints use TCP on one host too: see ``transfer.ucxx_transport``.
+    CASES = (
+        *CASES,
+        Case(
+            "ucxx",
+            "tcp",
+            unproven_before_the_source_answers=(
+                "requests that wait for a connection refer to their worker and cannot be cancelled"
+            ),
+        ),
+    )
 
 
 class Side:
