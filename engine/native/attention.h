@@ -98,16 +98,12 @@ struct TokenScales {
 
 // Puts E in the place of the float8 rows that were found.
 template <class E>
-static inline void widen_rows(TokenRows& rows, int dim, E* keys, E* values, TokenScales& scales) {
-    auto widen_one = [&](const char*& row, E* to) {
-        if (!row) return 1.0f;
-        const float scale = widen_row(row, dim, to);
-        row = reinterpret_cast<const char*>(to);
-        return scale;
-    };
-    for (int t = 0; t < TOKENS; ++t) {
-        scales.key[t] = widen_one(rows.key[t], keys + size_t(t) * dim);
-        scales.value[t] = widen_one(rows.value[t], values + size_t(t) * dim);
+static inline void widen_rows(const char** rows, int dim, E* wide, float* scales) {
+    for (int t = 0; t < TOKENS; ++t, wide += dim) {
+        scales[t] = 1.0f;
+        if (!rows[t]) continue;
+        scales[t] = widen_row(rows[t], dim, wide);
+        rows[t] = reinterpret_cast<const char*>(wide);
     }
 }
 
@@ -165,12 +161,12 @@ static inline void pack_values(const TokenRows& rows, int head_dim, uint32_t* pa
 struct AttentionScratch {
     uint32_t *queries, *keys, *values;
     float *scores, *output, *peak, *total;
-    void *weights, *wide_keys, *wide_values;
+    void *weights, *wide;
 
     static size_t nbytes(size_t rows, int head_dim) {
         const size_t columns = size_t(head_dim + UNIT - 1) / UNIT * UNIT;
-        return 64 * 10 + 4 * (rows * head_dim + 3 * TOKENS * size_t(head_dim) + TOKENS * columns +
-                              rows * TOKENS * 2 + rows * columns + rows * 2);
+        return 64 * 9 + 4 * (rows * head_dim + 2 * TOKENS * size_t(head_dim) + TOKENS * columns +
+                             rows * TOKENS * 2 + rows * columns + rows * 2);
     }
 
     AttentionScratch(char* memory, size_t rows, int head_dim) {
@@ -188,8 +184,7 @@ struct AttentionScratch {
         output = (float*)take(rows * columns);
         peak = (float*)take(rows);
         total = (float*)take(rows);
-        wide_keys = take(TOKENS * size_t(head_dim));
-        wide_values = take(TOKENS * size_t(head_dim));
+        wide = take(TOKENS * size_t(head_dim));
     }
 };
 
@@ -270,8 +265,10 @@ static void attend_tile(const Step& step, const Attention& layer, const QueryTil
         if (next <= span.high)
             find_rows<S>(step, layer, tile.sequence, head, next, span, found[turn ^ 1]);
         if constexpr (std::is_same_v<S, float8>)
-            widen_rows(tokens, dim, (E*)s.wide_keys, (E*)s.wide_values, scales);
+            widen_rows(tokens.key, dim, (E*)s.wide, scales.key);
         pack_keys(tokens, kw, s.keys);
+        if constexpr (std::is_same_v<S, float8>)
+            widen_rows(tokens.value, dim, (E*)s.wide, scales.value);
         pack_values(tokens, dim, s.values, (const E*)nullptr);
         block<E, 2>(rows, s.queries, kw, s.keys, size_t(kw) * PANEL, kw, s.scores, false);
         E* weights = static_cast<E*>(s.weights);
