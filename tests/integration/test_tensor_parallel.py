@@ -36,7 +36,7 @@ def run(stack: Stack, prompts: Sequence[list[int]], num_tokens: int) -> list[dic
     )
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("gemma3", marks=pytest.mark.slow)])
 def test_two_ranks_on_both_sides_answer_as_generate_does(family: str, tmp_path: Path) -> None:
     model_path = tiny_model(family, tmp_path)
     prompts = [prompt_of(length, VOCAB_SIZE) for length in LENGTHS]

@@ -76,6 +76,7 @@ async def test_a13_a_rank_killed_in_mid_step_fails_the_step_and_all_behind_it(mo
         steps.close()
 
 
+@pytest.mark.slow
 async def test_a13_a_rank_frozen_in_mid_step_fails_the_step_within_the_bound(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +93,7 @@ async def test_a13_a_rank_frozen_in_mid_step_fails_the_step_within_the_bound(
         steps.close()
 
 
+@pytest.mark.slow
 async def test_a_rank_that_ends_while_nothing_runs_ends_the_worker(model: Path) -> None:
     async with started(model) as ranks:
         watching = asyncio.create_task(ranks.watch())
@@ -102,6 +104,7 @@ async def test_a_rank_that_ends_while_nothing_runs_ends_the_worker(model: Path) 
             await asyncio.wait_for(watching, DEADLINE_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_frozen", [False, True], ids=["running", "frozen"])
 def test_no_rank_outlives_its_leader(model: Path, *, is_frozen: bool) -> None:
     """Not even one that cannot notice anything."""
