@@ -199,6 +199,9 @@ class TransferConfig(_Section):
     pump_interval_s: Seconds = 0.0002
     """Between progress calls while a read is outstanding; nothing runs while none is. Unused where
     the transport can wait."""
+    staging_mib: PositiveInt = 64
+    """Of one decode rank, for KV of prefill workers whose blocks have another shape, on its way
+    into blocks: a read waits for room, and one block must fit. Unused where shapes are equal."""
     max_inflight_mib: PositiveInt = 64
     """Bytes of posted reads that are not over, above which one decode rank posts no more; a quarter
     for each prefill worker. What is posted cannot be overtaken or taken back."""

@@ -35,12 +35,15 @@ class PagedModel:
         block_size: int,
         num_blocks: int,
         kv_dtype: Literal["auto"] | KVDtype = "auto",
+        staging_nbytes: int = 0,
     ) -> None:
         self.spec = loaded.spec
         self.device = loaded.device
         self.group = loaded.group
         layout = loaded.spec.kv_layout(block_size, kv_dtype)
-        self.kv_pool = KVPool(layout, num_blocks, device=loaded.device)
+        self.kv_pool = KVPool(
+            layout, num_blocks, device=loaded.device, staging_nbytes=staging_nbytes
+        )
         self._module: Any = loaded.module
         self._library = loaded.library
         if self._library is not None:

@@ -25,15 +25,27 @@ class KVPool:
     Cleared, because attention multiplies what it masks by zero, and NaN times zero is NaN.
     """
 
-    def __init__(self, layout: KVLayout, num_blocks: int, *, device: torch.device) -> None:
+    def __init__(
+        self,
+        layout: KVLayout,
+        num_blocks: int,
+        *,
+        device: torch.device,
+        staging_nbytes: int = 0,
+    ) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
         nbytes = num_blocks * layout.block_nbytes
-        self.registered_nbytes = nbytes + SCRATCH_NBYTES
-        """Of the allocation: behind the blocks there is room for reads whose bytes nobody wants."""
-        self.blocks = _allocate(self.registered_nbytes, device)[:nbytes].view(
-            num_blocks, layout.block_nbytes
-        )
+        staging_start = _aligned(nbytes + SCRATCH_NBYTES)
+        self.staging_range = range(staging_start, staging_start + staging_nbytes)
+        """Offsets of room for KV that a read brings in another shape."""
+        self.registered_nbytes = self.staging_range.stop
+        """Of the allocation: behind the blocks there is room for reads whose bytes nobody wants,
+        and the staging."""
+        memory = _allocate(self.registered_nbytes, device, num_touched=staging_start)
+        self.staging = memory[staging_start:]
+        """[staging_nbytes] uint8."""
+        self.blocks = memory[:nbytes].view(num_blocks, layout.block_nbytes)
         """[num_blocks, block_nbytes] uint8."""
         self._words = self.blocks.view(torch.int32)
         self._stream = _stream_after_now(device) if device.type == "cuda" else None
@@ -131,7 +143,12 @@ def _stream_after_now(device: torch.device) -> torch.cuda.Stream:
     return stream
 
 
-def _allocate(nbytes: int, device: torch.device) -> torch.Tensor:
+def _aligned(offset: int) -> int:
+    return -(-offset // SCRATCH_NBYTES) * SCRATCH_NBYTES
+
+
+def _allocate(nbytes: int, device: torch.device, *, num_touched: int) -> torch.Tensor:
+    """Return ``nbytes`` bytes of zero; those behind ``num_touched`` come when used."""
     if device.type != "cpu":
         return torch.zeros(nbytes, dtype=torch.uint8, device=device)
     # Private: a child process that is forked must not share the pool's pages.
@@ -139,4 +156,6 @@ def _allocate(nbytes: int, device: torch.device) -> torch.Tensor:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     # Touched now: a page that is first touched by a read or a step makes a request wait for it.
-    return torch.from_numpy(np.frombuffer(memory, dtype=np.uint8)).zero_()
+    allocated = torch.from_numpy(np.frombuffer(memory, dtype=np.uint8))
+    allocated[:num_touched].zero_()
+    return allocated

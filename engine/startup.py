@@ -49,12 +49,17 @@ class Engine:
 
 
 def start_engine(
-    model_path: Path, config: SluiceConfig, *, place: RankPlace | None = None
+    model_path: Path,
+    config: SluiceConfig,
+    *,
+    place: RankPlace | None = None,
+    staging_nbytes: int = 0,
 ) -> Engine:
     """Load the model, allocate the pool and run a first step, so that no request pays for it.
 
     With ``place`` it is one rank's part of an engine: all ranks must start theirs together, and
-    later run the same steps in the same order.
+    later run the same steps in the same order. ``staging_nbytes`` are for KV that comes in another
+    shape.
 
     Raises:
         ConfigError: the model or a size in the config cannot be used.
@@ -81,7 +86,11 @@ def start_engine(
         )
     _check_memory(num_ranks * num_blocks * layout.block_nbytes, device=loaded.device.type)
     paged = PagedModel(
-        loaded, block_size=cache.block_size, num_blocks=num_blocks, kv_dtype=cache.kv_dtype
+        loaded,
+        block_size=cache.block_size,
+        num_blocks=num_blocks,
+        kv_dtype=cache.kv_dtype,
+        staging_nbytes=staging_nbytes,
     )
     runner = ModelRunner(paged, max_num_seqs=config.scheduler.max_num_seqs)
     runner.warm_up()

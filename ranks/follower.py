@@ -37,7 +37,7 @@ from ranks.messages import (
     TearDown,
     WarmUp,
 )
-from ranks.rank_transfers import RankSource, open_rank_reads
+from ranks.rank_transfers import RankSource, open_rank_reads, staging_nbytes
 from transfer.reads import ReadEnd, Reads
 from transfer.stats import ReadObservation, TransferStats
 
@@ -84,7 +84,12 @@ def _start(spec: RankSpec, steps: socket.socket) -> Engine:
 
     place = RankPlace(rank=spec.rank, num_ranks=spec.num_ranks, join=join)
     try:
-        return start_engine(spec.model_path, spec.config, place=place)
+        return start_engine(
+            spec.model_path,
+            spec.config,
+            place=place,
+            staging_nbytes=staging_nbytes(spec.config.transfer, spec.role),
+        )
     except OSError:
         raise
     except Exception as error:

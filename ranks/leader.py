@@ -20,7 +20,7 @@ from ranks.group_reads import GroupReads
 from ranks.group_source import GroupSource
 from ranks.limits import check_limits
 from ranks.messages import RankSpec
-from ranks.rank_transfers import RankSource, open_rank_reads
+from ranks.rank_transfers import RankSource, open_rank_reads, staging_nbytes
 from ranks.ranked_runner import RankedRunner
 from transfer.reads import ReadEnd, Reads
 from transfer.stats import TransferStats
@@ -63,8 +63,11 @@ class Ranks:
         config = context.config
         check_limits(config)
         num_ranks = config.engine.tensor_parallel_size
+        staging = staging_nbytes(config.transfer, role)
         if num_ranks == 1:
-            engine = await asyncio.to_thread(start_engine, context.model_path, config)
+            engine = await asyncio.to_thread(
+                start_engine, context.model_path, config, staging_nbytes=staging
+            )
             return cls(engine, None, endpoints=(), incarnation=incarnation, config=config.transfer)
         folder = Path(tempfile.mkdtemp(prefix="sluice-ranks-"))
         followers = Followers(
@@ -81,7 +84,11 @@ class Ranks:
         )
         try:
             engine = await asyncio.to_thread(
-                start_engine, context.model_path, config, place=followers.place
+                start_engine,
+                context.model_path,
+                config,
+                place=followers.place,
+                staging_nbytes=staging,
             )
             endpoints = await asyncio.to_thread(followers.await_started)
         except BaseException:

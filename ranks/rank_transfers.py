@@ -6,12 +6,19 @@ from core.config import TransferConfig
 from core.errors import InternalError
 from core.ids import Incarnation
 from core.messages import PoolEndpoint
+from core.messages.base import Role
+from engine.kv_conversion import KVConverter
 from engine.startup import Engine
 from transfer.pump import Pump
 from transfer.reads import RankReads, ReadEnd
 from transfer.stats import TransferStats
 from transfer.transport import ReadOutcome, Transport
 from transfer.transports import open_transport
+
+
+def staging_nbytes(config: TransferConfig, role: Role) -> int:
+    """Return the room that a rank of ``role`` needs for KV that comes in another shape."""
+    return config.staging_mib * 2**20 if role == "decode" else 0
 
 
 def open_rank_reads(
@@ -35,6 +42,7 @@ def open_rank_reads(
         config=config,
         stats=stats,
         on_end=on_end,
+        converter=KVConverter(engine.pool) if engine.pool.staging_range else None,
     )
 
 

@@ -25,9 +25,9 @@ class HeadShare:
 
     source_rank: int
     source_heads: range
-    """Counted from the first of that rank."""
+    """Counted from the first in a block of that rank."""
     heads: range
-    """The same heads, counted from the first of the reading rank."""
+    """The same heads, counted from the first in a block of the reading rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,11 @@ def rank_of_source(source: Incarnation, rank: int) -> Incarnation:
 
 def _shares(mine: Compatibility, theirs: Compatibility, rank: int) -> Iterator[HeadShare]:
     """Yield the heads of ``rank`` by the source rank that they are read from, ascending."""
+    if mine.kv_layout.heads_per_group != mine.kv_layout.num_kv_heads:
+        # Groups by head: both sides have as many ranks, so each block has its like.
+        every = range(mine.kv_layout.heads_per_group)
+        yield HeadShare(rank, every, every)
+        return
     here = heads_of_rank(mine.total_kv_heads, rank=rank, num_ranks=mine.tensor_parallel_size)
     head = here.start
     while head in here:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,8 +11,10 @@ from typing import Protocol
 from core.config import TransferConfig
 from core.errors import HandshakeError, TransferError
 from core.ids import Attempt, Incarnation, OperationId, Owner, ReadId, RequestId
+from core.kv_unpack import Unpack
 from core.messages import Compatibility, Welcome
 from transfer.actions import PostRead
+from transfer.conversions import Conversions, least_staging_nbytes
 from transfer.extents import extents_of
 from transfer.pairing import PairPlan, rank_of_source
 from transfer.pump import Pump
@@ -100,6 +103,19 @@ class Reads(Protocol):
         ...
 
 
+class Converter(Protocol):
+    """Puts what was read in its source's shape into the pool's blocks."""
+
+    @property
+    def staging(self) -> range:
+        """Where reads put it: offsets in the registered memory, which belong to no block."""
+        ...
+
+    def unpack(self, work: Unpack) -> None:
+        """Do it; on return the bytes are in the blocks, for every step from then on."""
+        ...
+
+
 def queue_limits(config: TransferConfig) -> QueueLimits:
     """Return how reads share the link under ``config``."""
     total = config.max_inflight_mib * 2**20
@@ -123,6 +139,7 @@ class RankReads:
         config: TransferConfig,
         stats: TransferStats,
         on_end: Callable[[ReadEnd], None],
+        converter: Converter | None = None,
     ) -> None:
         """Begin without sources.
 
@@ -134,6 +151,7 @@ class RankReads:
             config: Bounds and intervals.
             stats: Counts.
             on_end: Is told of each read's end, from the loop.
+            converter: For sources whose blocks have another shape; without it they are refused.
         """
         self._transport = transport
         self._compatibility = compatibility
@@ -149,6 +167,10 @@ class RankReads:
         self._sources: dict[OperationId, Incarnation] = {}
         """Of every read that is not terminal."""
         self._queue = ReadQueue(queue_limits(config))
+        self._converter = converter
+        self._conversions = Conversions(range(0) if converter is None else converter.staging)
+        self._arrived: deque[EndedRead] = deque()
+        """Portions whose bytes are all here, and have not been unpacked."""
         self._posted: dict[ReadId, Quantum] = {}
         self._feeding: asyncio.Handle | None = None
         self._is_ending = False
@@ -168,7 +190,7 @@ class RankReads:
                 "(run one Sluice version on both)"
             )
         if not plan.is_direct:
-            raise HandshakeError(f"{source} has blocks of another shape")
+            self._require_staging(plan)
         for share in plan.shares:
             peer = rank_of_source(source, share.source_rank)
             self._transport.connect(peer, welcome.pools[share.source_rank])
@@ -177,6 +199,11 @@ class RankReads:
     def post(self, read: PostRead) -> None:
         """See ``Reads.post``."""
         plan = self._plans.get(read.peer)
+        if plan is not None and not plan.is_direct:
+            self._sources[read.operation] = read.peer
+            self._conversions.add(read, plan, self._loop.time())
+            self._stage()
+            return
         parts: list[ReadPart] = []
         if plan is not None:
             (share,) = plan.shares
@@ -193,11 +220,15 @@ class RankReads:
 
     def cancel(self, operation: OperationId) -> None:
         """See ``Reads.cancel``."""
-        self._report_ended(self._queue.cancel(operation))
+        portions, end = self._conversions.cancel(operation)
+        self._report_ended([] if end is None else [end])
+        for posted in (operation, *portions):
+            self._report_ended(self._queue.cancel(posted))
 
     def tear_down(self, source: Incarnation, reason: str) -> None:
         """See ``Reads.tear_down``."""
         plan = self._plans.pop(source, None)
+        self._report_ended(self._conversions.drop(source, reason))
         for share in () if plan is None else plan.shares:
             peer = rank_of_source(source, share.source_rank)
             self._report_ended(self._queue.drop(peer, reason))
@@ -218,6 +249,26 @@ class RankReads:
         self._transport.close()
 
     # Posting
+
+    def _require_staging(self, plan: PairPlan) -> None:
+        """Refuse a source of which not even one block could be staged.
+
+        Raises:
+            HandshakeError: names both sizes and the fix.
+        """
+        needed, room = least_staging_nbytes(plan), self._conversions.staging_nbytes
+        if self._converter is None or needed > room:
+            raise HandshakeError(
+                f"prefill's blocks have another shape and need {needed} bytes of staging, decode "
+                f"has {room} (raise transfer.staging_mib on decode, or give both one shape)"
+            )
+
+    def _stage(self) -> None:
+        """Queue what the staging has room for."""
+        while (portion := self._conversions.next()) is not None:
+            read = portion.read
+            self._queue.add(portion.operation, read.owner, portion.parts, self._loop.time())
+        self._feed_soon()
 
     def _begin(
         self,
@@ -264,12 +315,36 @@ class RankReads:
     def _take_outcome(self, outcome: ReadOutcome) -> None:
         ended = self._queue.ended(self._posted.pop(outcome.read), outcome.failure)
         self._feed_soon()
-        for end in ended:
+        for end in self._but_portions(ended):
             self._tell(self._end_of(end))
 
     def _report_ended(self, ended: Iterable[EndedRead]) -> None:
-        for end in ended:
+        for end in self._but_portions(ended):
             self._report(self._end_of(end))
+
+    def _but_portions(self, ended: Iterable[EndedRead]) -> list[EndedRead]:
+        """Return the ends of reads that need no conversion; portions go on to be unpacked."""
+        reads: list[EndedRead] = []
+        for end in ended:
+            if not self._conversions.is_portion(end.operation):
+                reads.append(end)
+                continue
+            self._arrived.append(end)
+            self._loop.call_soon(self._unpack)
+        return reads
+
+    def _unpack(self) -> None:
+        """Unpack one portion, if its read still is wanted; others in later turns of the loop."""
+        end = self._arrived.popleft()
+        if self._is_closed:
+            return
+        if end.failure is None and self._converter is not None:
+            for work in self._conversions.landed(end.operation):
+                self._converter.unpack(work)
+        whole = self._conversions.ended(end)
+        self._stage()
+        if whole is not None:
+            self._tell(self._end_of(whole))
 
     def _end_of(self, ended: EndedRead) -> ReadEnd:
         """Return what to tell, and count what has landed."""

@@ -24,9 +24,13 @@ def joined(parts: Sequence[ExtentRows]) -> ExtentRows:
     """Return ``parts`` as one; where one ends as the next begins, on both sides, they merge."""
     if len(parts) == 1:
         return parts[0]
-    rows = np.concatenate(parts)
+    return merged(np.concatenate(parts))
+
+
+def merged(rows: ExtentRows) -> ExtentRows:
+    """Return ``rows`` with those made one that follow each other on both sides."""
     follows = (rows[1:, :2] == rows[:-1, :2] + rows[:-1, 2:]).all(axis=1)
     firsts = np.flatnonzero(np.concatenate(([True], ~follows)))
-    merged = rows[firsts]
-    merged[:, 2] = np.add.reduceat(rows[:, 2], firsts)
-    return merged
+    runs = rows[firsts]
+    runs[:, 2] = np.add.reduceat(rows[:, 2], firsts)
+    return runs

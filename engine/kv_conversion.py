@@ -1,0 +1,132 @@
+"""Puts KV that came in its source's shape into the blocks of a pool: heads, block size, float8."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import torch
+
+from core.errors import InternalError
+from core.kv_layout import KVLayout
+from core.kv_unpack import SlotRun, Unpack
+from engine.kv_pool import KVPool
+from engine.kv_quantisation import quantise
+from engine.kv_rows import TORCH_DTYPES
+
+_TOKENS = 3
+"""The dimension of slots in ``[blocks, layers, 2, slots, heads, row]``."""
+
+
+class KVConverter:
+    """Writes into one pool from the room behind it. Used by one thread."""
+
+    def __init__(self, pool: KVPool) -> None:
+        layout = pool.layout
+        self._pool = pool
+        self._rows = pool.blocks.view(
+            pool.num_blocks,
+            layout.layers_per_group,
+            2,
+            layout.block_size,
+            layout.heads_per_group,
+            layout.row_nbytes,
+        )
+        self._stream: torch.cuda.Stream | None = None
+        if pool.blocks.is_cuda:
+            self._stream = torch.cuda.Stream(pool.blocks.device)
+            self._stream.wait_stream(torch.cuda.current_stream(pool.blocks.device))
+
+    @property
+    def staging(self) -> range:
+        """Where a read may put what is to be unpacked: offsets from the pool's address."""
+        return self._pool.staging_range
+
+    @torch.inference_mode()
+    def unpack(self, work: Unpack) -> None:
+        """Write every run of ``work`` into the pool: done, and visible to later steps, on return.
+
+        Each row depends on its own bytes alone, and is the one that a step would have written.
+        Nothing else of the blocks changes. No step in flight may touch them.
+
+        Raises:
+            InternalError: it cannot be converted, or is not in the staging.
+        """
+        # A stream of its own: on that of the steps it would wait for those in flight.
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            self._unpack(work)
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def _unpack(self, work: Unpack) -> None:
+        staged, target = self._staged(work), self._target(work)
+        size = min(work.source.block_size, self._pool.layout.block_size)
+        full: list[tuple[int, SlotRun]] = []
+        for at, run in _runs(work):
+            if run.num_tokens == size:
+                full.append((at, run))
+                continue
+            rows = staged[at].narrow(_TOKENS - 1, run.source_slot, run.num_tokens)
+            kept = target[run.block_id].narrow(_TOKENS - 1, run.slot, run.num_tokens)
+            kept.copy_(self._converted(rows, work.source))
+        if full:
+            self._unpack_full(staged, target, full, work.source, size)
+
+    def _unpack_full(
+        self,
+        staged: torch.Tensor,
+        target: torch.Tensor,
+        runs: list[tuple[int, SlotRun]],
+        source: KVLayout,
+        size: int,
+    ) -> None:
+        """Copy runs that fill a block of the side with the smaller blocks, all at once."""
+        places = torch.tensor(
+            [(at, run.source_slot // size, run.block_id, run.slot // size) for at, run in runs],
+            device=staged.device,
+        )
+        blocks, parts, target_blocks, target_parts = places.unbind(1)
+        # [runs, layers, 2, size, heads, row]: indices that are apart come first.
+        rows = staged.unflatten(_TOKENS, (-1, size))[blocks, :, :, parts]
+        cut = target.unflatten(_TOKENS, (-1, size))
+        cut[target_blocks, :, :, target_parts] = self._converted(rows, source)
+
+    def _staged(self, work: Unpack) -> torch.Tensor:
+        """Return [num_blocks, layers, 2, block_size, heads, row] uint8 of the heads wanted."""
+        source, room = work.source, self._pool.staging_range
+        shape = torch.Size(
+            (
+                work.num_blocks,
+                len(work.layers),
+                2,
+                source.block_size,
+                source.heads_per_group,
+                source.row_nbytes,
+            )
+        )
+        if work.offset not in room or work.offset + shape.numel() > room.stop:
+            raise InternalError(f"{shape.numel()} bytes at {work.offset} are not within {room}")
+        at = work.offset - room.start
+        staged = self._pool.staging[at : at + shape.numel()].view(shape)
+        return staged[..., work.source_heads.start : work.source_heads.stop, :]
+
+    def _target(self, work: Unpack) -> torch.Tensor:
+        """Return the same dimensions of the whole pool."""
+        layers, heads = work.layers, work.heads
+        return self._rows[:, layers.start : layers.stop, ..., heads.start : heads.stop, :]
+
+    def _converted(self, rows: torch.Tensor, source: KVLayout) -> torch.Tensor:
+        """Return ``rows`` [..., heads, row] as the pool keeps them."""
+        layout = self._pool.layout
+        if source.dtype == layout.dtype:
+            return rows
+        if not layout.has_scales or source.has_scales:
+            raise InternalError(f"KV in {source.dtype} does not become {layout.dtype}")
+        numbers, scales = quantise(rows.contiguous().view(TORCH_DTYPES[source.dtype]))
+        scale_bytes = scales.unsqueeze(-1).view(torch.uint8)
+        return torch.cat((numbers.view(torch.uint8), scale_bytes), dim=-1)
+
+
+def _runs(work: Unpack) -> Iterator[tuple[int, SlotRun]]:
+    """Yield each run with the number of its staged block."""
+    for at, runs in enumerate(work.runs):
+        for run in runs:
+            yield at, run
