@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -19,9 +19,11 @@ from core.messages import (
     Compatibility,
     FirstToken,
     GroupBlocks,
+    Peers,
     Prefill,
     PrefillFailed,
     PrefillPeer,
+    Reading,
     Renewed,
     Ticket,
     Welcome,
@@ -33,6 +35,7 @@ from decode.tracing import DecodeTrace
 from transfer.actions import (
     Action,
     Allocate,
+    CancelRead,
     Deliver,
     Fail,
     OperationTerminal,
@@ -40,6 +43,7 @@ from transfer.actions import (
     ReceiveStats,
     Send,
     TearDown,
+    WarmUp,
 )
 from transfer.integrity import DigestsOf
 from transfer.metrics import TransferMetrics
@@ -140,6 +144,7 @@ class Receiver:
         self._operation_ids = map(OperationId, itertools.count(1))
         self._deadline_may_be_new = asyncio.Event()
         self._retry_is_due = False
+        self._warm_ups: dict[OperationId, Incarnation] = {}
         self._metrics = TransferMetrics(
             reader.stats, registry, role="decode", transport=self._reads.transport
         )
@@ -173,6 +178,14 @@ class Receiver:
             cache_salt=sequence.cache_salt,
         )
         self._sources.ask(peer, message)
+
+    def announced(self, router: Hashable, peers: Peers) -> None:
+        """``router`` knows these prefill workers: the first request to one finds it ready."""
+        self._sources.announced(router, peers.prefill)
+
+    def router_lost(self, router: Hashable) -> None:
+        """``router`` is gone, for now."""
+        self._sources.router_lost(router)
 
     def cancel(self, owner: Owner) -> None:
         """Nobody wants ``owner`` any more; reads in progress keep their blocks until terminal."""
@@ -218,6 +231,13 @@ class Receiver:
         self._shapes[source.incarnation] = shape
         self._metrics.observe_handshake(seconds)
         self._metrics.observe_path(source.incarnation, "unknown")
+        operation = next(self._operation_ids)
+        self._warm_ups[operation] = source.incarnation
+        self._carry_out(self._reader.warm_up(operation, source.incarnation, self._clock()))
+
+    def is_in_use(self, incarnation: Incarnation) -> bool:
+        """See ``SourcesOwner``."""
+        return self._reader.is_in_use(incarnation)
 
     def asking(self, source: Source, message: Prefill) -> None:
         """See ``SourcesOwner``."""
@@ -265,9 +285,8 @@ class Receiver:
             match todo.popleft():
                 case Allocate():
                     self.retry_allocations()  # behind older ones that wait for memory
-                case PostRead() as read:
-                    self._trace.posting(read)
-                    self._reads.post(read)
+                case PostRead() | WarmUp() | CancelRead() as action:
+                    self._carry_to_reads(action)
                 case OperationTerminal(operation):
                     self._blocks.end_operation(operation)
                     self._owner.memory_changed()
@@ -280,11 +299,28 @@ class Receiver:
                     kind = "transfer" if is_retryable else "internal"
                     self._owner.lost(Loss(owner, reason, kind, worker_id))
                 case Send(peer, message):
-                    if (source := self._sources.get(peer)) is not None:
-                        source.channel.send(message)
+                    self._send(peer, message)
                 case TearDown(peer, reason):
                     self._tear_down(peer, reason)
         self._deadline_may_be_new.set()
+        self._sources.close_left()
+
+    def _carry_to_reads(self, action: PostRead | WarmUp | CancelRead) -> None:
+        match action:
+            case PostRead():
+                self._trace.posting(action)
+                self._reads.post(action)
+            case WarmUp(operation, peer):
+                self._reads.warm_up(operation, peer)
+            case CancelRead(operation):
+                self._reads.cancel(operation)
+
+    def _send(self, peer: Incarnation, message: AnyMessage) -> None:
+        """Send ``message``, if anything leads there and it is of use."""
+        if isinstance(message, Reading) and not self._reads.sources_must_progress:
+            return
+        if (source := self._sources.get(peer)) is not None:
+            source.channel.send(message)
 
     def _allocate(self, owner: Owner, ticket: Ticket) -> list[Action]:
         """Answer with memory, or with nothing: then ``retry_allocations`` asks again."""
@@ -320,9 +356,23 @@ class Receiver:
             self._carry_out(actions)
 
     def _take_end(self, end: ReadEnd) -> None:
+        source = self._warm_ups.pop(end.operation, None)
+        if source is None:
+            self._take_read(end)
+        elif end.failure is None:
+            self._sources.warmed(source)
+            self._metrics.observe_path(end.peer, end.path)
+            self._carry_out(self._reader.landed(end.operation, self._clock()))
+        else:
+            log.warning("event=warm_up_failed peer=%s reason=%s", end.peer, end.failure)
+            self._carry_out(self._reader.read_failed(end.operation, end.failure, self._clock()))
+
+    def _take_read(self, end: ReadEnd) -> None:
         self._trace.read_ended(end)
         now = self._clock()
-        if end.failure is None:
+        if end.is_cancelled:
+            self._carry_out(self._reader.read_cancelled(end.operation))
+        elif end.failure is None:
             self._metrics.observe_path(end.peer, end.path)
             self._land(end.operation, now)
         else:

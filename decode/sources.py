@@ -2,13 +2,15 @@
 
 import asyncio
 import logging
+from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 from core.channel import ChannelKeys, ClientChannel
-from core.errors import PeerLostError, TransferError
+from core.errors import HandshakeError, PeerLostError, TransferError
 from core.ids import Incarnation, Owner, WorkerId
 from core.messages import AnyMessage, Hello, Prefill, PrefillPeer, Welcome
 from core.tasks import raise_in_loop
+from decode.prewarming import Prewarming
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +23,8 @@ class Source:
         self.incarnation: Incarnation = peer.incarnation
         self.channel = channel
         self.is_connected = False
+        self.has_left = False
+        """It is closed as soon as nothing of it is wanted any more."""
         self.queued: dict[Owner, Prefill] = {}
         """Wait for the handshake."""
         self.task: asyncio.Task[None] | None = None
@@ -37,6 +41,10 @@ class SourcesOwner(Protocol):
         """
         ...
 
+    def is_in_use(self, incarnation: Incarnation) -> bool:
+        """Whether a request to that source, or a read from there, has not ended."""
+        ...
+
     def asking(self, source: Source, message: Prefill) -> None:
         """``message`` is about to be sent."""
         ...
@@ -51,7 +59,10 @@ class SourcesOwner(Protocol):
 
 
 class Sources:
-    """Opens a channel to a prefill worker when it is first asked. Belongs to one event loop."""
+    """Opens a channel to a prefill worker when a router knows it, at the latest when it is asked.
+
+    Belongs to one event loop.
+    """
 
     def __init__(self, keys: ChannelKeys, hello: Hello, owner: SourcesOwner) -> None:
         self._keys = keys
@@ -59,6 +70,9 @@ class Sources:
         self._owner = owner
         self._clock = asyncio.get_running_loop().time
         self._sources: dict[Incarnation, Source] = {}
+        self._prewarming = Prewarming()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_one_leaving = False
 
     def __len__(self) -> int:
         return len(self._sources)
@@ -68,6 +82,11 @@ class Sources:
         """Sources that have taken us."""
         sources = list(self._sources.values())  # at once: scrapes come from another thread
         return sum(source.is_connected for source in sources)
+
+    @property
+    def num_wanted(self) -> int:
+        """Prefill workers that routers know, paired or not."""
+        return len(self._prewarming)
 
     def get(self, incarnation: Incarnation) -> Source | None:
         """Return the source of that life, unless it is lost."""
@@ -81,6 +100,39 @@ class Sources:
         else:
             source.queued[message.request_id, message.attempt] = message
 
+    def announced(self, router: Hashable, peers: Sequence[PrefillPeer]) -> None:
+        """``router`` knows ``peers``, and no others: pair with them now."""
+        for incarnation in self._prewarming.announced(router, peers, self._clock()):
+            if (source := self._sources.get(incarnation)) is not None:
+                source.has_left = self._is_one_leaving = True
+        for peer in peers:
+            if (source := self._sources.get(peer.incarnation)) is not None:
+                source.has_left = False
+        self.close_left()
+        self._prewarm()
+
+    def router_lost(self, router: Hashable) -> None:
+        """``router`` is gone, for now."""
+        self._prewarming.router_lost(router)
+
+    def warmed(self, incarnation: Incarnation) -> None:
+        """A first read from that source has landed."""
+        self._prewarming.warmed(incarnation)
+
+    def close_left(self) -> None:
+        """Close the channels to sources that have left and that nobody uses."""
+        if not self._is_one_leaving:
+            return
+        left = [source for source in self._sources.values() if source.has_left]
+        unused = [
+            source
+            for source in left
+            if not source.queued and not self._owner.is_in_use(source.incarnation)
+        ]
+        self._is_one_leaving = len(left) > len(unused)
+        for source in unused:
+            self._lose(source, "it has left")
+
     def withdraw(self, owner: Owner) -> None:
         """Do not ask for ``owner``, if that has not been done yet."""
         for source in self._sources.values():
@@ -88,6 +140,8 @@ class Sources:
 
     def close(self) -> None:
         """Close every channel; nobody is told."""
+        if self._timer is not None:
+            self._timer.cancel()
         for source in self._sources.values():
             if source.task is not None:
                 source.task.cancel()
@@ -111,10 +165,30 @@ class Sources:
             while True:
                 self._owner.received(source, await source.channel.receive())
         except TransferError as error:
-            log.warning("event=source_lost source=%s reason=%s", source.worker_id, error)
-            self._sources.pop(source.incarnation, None)
-            source.channel.close()
-            self._owner.lost(source, str(error))
+            is_final = isinstance(error, HandshakeError)
+            self._prewarming.failed(source.incarnation, self._clock(), is_final=is_final)
+            self._lose(source, str(error))
+            self._prewarm()
+
+    def _lose(self, source: Source, reason: str) -> None:
+        if self._sources.get(source.incarnation) is not source:
+            return
+        del self._sources[source.incarnation]
+        log.warning("event=source_lost source=%s reason=%s", source.worker_id, reason)
+        source.channel.close()
+        self._owner.lost(source, reason)
+
+    def _prewarm(self) -> None:
+        """Pair with whom it is time to, and come back when it is time for the next one."""
+        now = self._clock()
+        for peer in self._prewarming.due(now):
+            if peer.incarnation not in self._sources:
+                self._open(peer)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if (at := self._prewarming.next_at()) is not None:
+            self._timer = asyncio.get_running_loop().call_at(at, self._prewarm)
 
     async def _shake_hands(self, source: Source) -> None:
         started = self._clock()

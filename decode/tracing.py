@@ -70,8 +70,9 @@ class DecodeTrace:
     def read_ended(self, end: ReadEnd) -> None:
         """A read is over, whatever has become of its request meanwhile."""
         owner = self._owner_of_operation.pop(end.operation)
-        if end.failure is not None:
-            reason = f"{end.failure:.{MAX_REASON}}"
+        failure = "cancelled" if end.is_cancelled else end.failure
+        if failure is not None:
+            reason = f"{failure:.{MAX_REASON}}"
             self._record(owner, "read_failed", operation=end.operation, reason=reason)
             return
         self._record(

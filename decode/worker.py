@@ -16,6 +16,7 @@ from core.messages import (
     Failed,
     Generate,
     Hello,
+    Peers,
     Refused,
     Welcome,
 )
@@ -176,9 +177,14 @@ class DecodeWorker:
         match message:
             case Generate():
                 self._generate(client, message)
+            case Peers():
+                if self._receiver is not None:
+                    self._receiver.announced(client, message)
             case Abort():
                 self._abort((message.request_id, message.attempt))
             case ClientLost():
+                if self._receiver is not None:
+                    self._receiver.router_lost(client)
                 owners = [owner for owner, s in self._served.items() if s.client == client]
                 log.warning("event=client_lost aborted=%d", len(owners))
                 for owner in owners:

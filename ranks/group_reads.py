@@ -80,6 +80,11 @@ class GroupReads:
         """See ``Reads.transport``: the same on all ranks."""
         return self._own.transport
 
+    @property
+    def sources_must_progress(self) -> bool:
+        """See ``Reads.sources_must_progress``: the same on all ranks."""
+        return self._own.sources_must_progress
+
     def connect(self, source: Incarnation, welcome: Welcome) -> None:
         """See ``Reads.connect``. A follower that fails to connect fails each read from there."""
         self._own.connect(source, welcome)

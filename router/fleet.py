@@ -20,6 +20,7 @@ from core.messages import (
     Heartbeat,
     Output,
     OutputBatch,
+    Peers,
     TraceReport,
     Welcome,
 )
@@ -77,6 +78,7 @@ class Fleet:
         self._probe_token_id = probe_token_id
         self._incarnation: Incarnation = new_incarnation()
         self._links: dict[WorkerId, DecodeLink] = {}
+        self._peers = Peers(prefill=())
         self._refused: set[Incarnation] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -188,6 +190,7 @@ class Fleet:
         reason = "router stops"
         try:
             await link.connect()
+            link.send(self._peers)
             while True:
                 self._handle(link, await link.receive())
         except HandshakeError as error:
@@ -254,7 +257,16 @@ class Fleet:
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+        self._announce()
         self._count_workers()
+
+    def _announce(self) -> None:
+        """Tell decode workers which prefill workers there are, where that has changed."""
+        peers = Peers(prefill=self.registry.prefill_peers())
+        if peers != self._peers:
+            self._peers = peers
+            for link in self._links.values():
+                link.send(peers)
 
     def _count_workers(self) -> None:
         counts: Counter[tuple[str, str]] = Counter()

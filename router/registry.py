@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from core.ids import Incarnation, WorkerId
-from core.messages import Heartbeat, Role
+from core.messages import Heartbeat, PrefillPeer, Role
+from core.messages.serving import MAX_PEERS
 
 
 class Change(Enum):
@@ -129,6 +130,13 @@ class WorkerRegistry:
     def usable(self, role: Role) -> list[Worker]:
         """Return the workers of ``role`` that may get requests."""
         return [worker for worker in self.workers(role) if worker.is_usable]
+
+    def prefill_peers(self) -> tuple[PrefillPeer, ...]:
+        """Return the usable prefill workers, in the order of their ids."""
+        usable = sorted(self.usable("prefill"), key=lambda worker: worker.worker_id)
+        return tuple(
+            PrefillPeer(w.worker_id, w.incarnation, w.heartbeat.address) for w in usable[:MAX_PEERS]
+        )
 
     def check_invariants(self) -> None:
         """Assert the invariants above."""

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,14 +10,14 @@ from typing import Protocol
 from core.config import TransferConfig
 from core.errors import HandshakeError, TransferError
 from core.ids import Attempt, Incarnation, OperationId, Owner, ReadId, RequestId
-from core.kv_unpack import Unpack
 from core.messages import Compatibility, Welcome
 from transfer.actions import PostRead
-from transfer.conversions import Conversions, least_staging_nbytes
+from transfer.conversions import Portion
 from transfer.extents import extents_of
 from transfer.pairing import PairPlan, rank_of_source
 from transfer.pump import Pump
 from transfer.read_queue import EndedRead, Quantum, QueueLimits, ReadPart, ReadQueue
+from transfer.staged_reads import Converter, StagedReads
 from transfer.stats import ReadObservation, TransferStats
 from transfer.transport import Extent, PathKind, ReadOutcome, Transport, rows_of
 
@@ -40,6 +39,8 @@ class ReadEnd:
     peer: Incarnation
     failure: str | None = None
     """Why it went wrong; None: every byte has landed, or the read was cancelled."""
+    is_damaged: bool = False
+    """Every byte has landed, but they are not the source's; ``failure`` says so, too."""
     is_cancelled: bool = False
     """It ended before all of it was posted, because ``cancel`` was called."""
     nbytes: int = 0
@@ -60,6 +61,11 @@ class Reads(Protocol):
     @property
     def transport(self) -> str:
         """Name of what moves the bytes."""
+        ...
+
+    @property
+    def sources_must_progress(self) -> bool:
+        """Whether a source must be told while it is read from: nothing else wakes it."""
         ...
 
     def connect(self, source: Incarnation, welcome: Welcome) -> None:
@@ -100,19 +106,6 @@ class Reads(Protocol):
 
     def close(self) -> None:
         """End every read; nothing is written on return. No end is reported any more."""
-        ...
-
-
-class Converter(Protocol):
-    """Puts what was read in its source's shape into the pool's blocks."""
-
-    @property
-    def staging(self) -> range:
-        """Where reads put it: offsets in the registered memory, which belong to no block."""
-        ...
-
-    def unpack(self, work: Unpack) -> None:
-        """Do it; on return the bytes are in the blocks, for every step from then on."""
         ...
 
 
@@ -167,11 +160,12 @@ class RankReads:
         self._sources: dict[OperationId, Incarnation] = {}
         """Of every read that is not terminal."""
         self._queue = ReadQueue(queue_limits(config))
-        self._converter = converter
-        self._conversions = Conversions(range(0) if converter is None else converter.staging)
-        self._arrived: deque[EndedRead] = deque()
-        """Portions whose bytes are all here, and have not been unpacked."""
+        self._staged = StagedReads(
+            converter, post=self._queue_portion, on_end=lambda end: self._report_ended([end])
+        )
         self._posted: dict[ReadId, Quantum] = {}
+        self._warm_ups: set[OperationId] = set()
+        """Are no transfers: nobody counts them."""
         self._feeding: asyncio.Handle | None = None
         self._is_ending = False
         self._is_closed = False
@@ -180,6 +174,11 @@ class RankReads:
     def transport(self) -> str:
         """See ``Reads.transport``."""
         return self._transport.name
+
+    @property
+    def sources_must_progress(self) -> bool:
+        """See ``Reads.sources_must_progress``."""
+        return self._transport.wake_descriptor is None
 
     def connect(self, source: Incarnation, welcome: Welcome) -> None:
         """See ``Reads.connect``."""
@@ -190,7 +189,7 @@ class RankReads:
                 "(run one Sluice version on both)"
             )
         if not plan.is_direct:
-            self._require_staging(plan)
+            self._staged.require_room(plan)
         for share in plan.shares:
             peer = rank_of_source(source, share.source_rank)
             self._transport.connect(peer, welcome.pools[share.source_rank])
@@ -201,8 +200,7 @@ class RankReads:
         plan = self._plans.get(read.peer)
         if plan is not None and not plan.is_direct:
             self._sources[read.operation] = read.peer
-            self._conversions.add(read, plan, self._loop.time())
-            self._stage()
+            self._staged.add(read, plan)
             return
         parts: list[ReadPart] = []
         if plan is not None:
@@ -216,19 +214,19 @@ class RankReads:
         shares = () if plan is None else plan.shares
         extents = rows_of([Extent(self._scratch_offset, 0, WARM_UP_NBYTES)])
         parts = [(rank_of_source(source, share.source_rank), extents) for share in shares]
+        if parts:
+            self._warm_ups.add(operation)
         self._begin(operation, (RequestId(f"warm-up {source}"), Attempt(1)), source, parts)
 
     def cancel(self, operation: OperationId) -> None:
         """See ``Reads.cancel``."""
-        portions, end = self._conversions.cancel(operation)
-        self._report_ended([] if end is None else [end])
-        for posted in (operation, *portions):
+        for posted in (operation, *self._staged.cancel(operation)):
             self._report_ended(self._queue.cancel(posted))
 
     def tear_down(self, source: Incarnation, reason: str) -> None:
         """See ``Reads.tear_down``."""
         plan = self._plans.pop(source, None)
-        self._report_ended(self._conversions.drop(source, reason))
+        self._staged.drop(source, reason)
         for share in () if plan is None else plan.shares:
             peer = rank_of_source(source, share.source_rank)
             self._report_ended(self._queue.drop(peer, reason))
@@ -245,29 +243,14 @@ class RankReads:
     def close(self) -> None:
         """See ``Reads.close``."""
         self._is_ending = self._is_closed = True
+        self._staged.close()
         self._pump.close()
         self._transport.close()
 
     # Posting
 
-    def _require_staging(self, plan: PairPlan) -> None:
-        """Refuse a source of which not even one block could be staged.
-
-        Raises:
-            HandshakeError: names both sizes and the fix.
-        """
-        needed, room = least_staging_nbytes(plan), self._conversions.staging_nbytes
-        if self._converter is None or needed > room:
-            raise HandshakeError(
-                f"prefill's blocks have another shape and need {needed} bytes of staging, decode "
-                f"has {room} (raise transfer.staging_mib on decode, or give both one shape)"
-            )
-
-    def _stage(self) -> None:
-        """Queue what the staging has room for."""
-        while (portion := self._conversions.next()) is not None:
-            read = portion.read
-            self._queue.add(portion.operation, read.owner, portion.parts, self._loop.time())
+    def _queue_portion(self, portion: Portion) -> None:
+        self._queue.add(portion.operation, portion.read.owner, portion.parts, time.monotonic())
         self._feed_soon()
 
     def _begin(
@@ -326,33 +309,30 @@ class RankReads:
         """Return the ends of reads that need no conversion; portions go on to be unpacked."""
         reads: list[EndedRead] = []
         for end in ended:
-            if not self._conversions.is_portion(end.operation):
+            if self._staged.is_portion(end.operation):
+                self._staged.portion_ended(end)
+            else:
                 reads.append(end)
-                continue
-            self._arrived.append(end)
-            self._loop.call_soon(self._unpack)
         return reads
-
-    def _unpack(self) -> None:
-        """Unpack one portion, if its read still is wanted; others in later turns of the loop."""
-        end = self._arrived.popleft()
-        if self._is_closed:
-            return
-        if end.failure is None and self._converter is not None:
-            for work in self._conversions.landed(end.operation):
-                self._converter.unpack(work)
-        whole = self._conversions.ended(end)
-        self._stage()
-        if whole is not None:
-            self._tell(self._end_of(whole))
 
     def _end_of(self, ended: EndedRead) -> ReadEnd:
         """Return what to tell, and count what has landed."""
         source = self._sources.pop(ended.operation)
+        is_warm_up = ended.operation in self._warm_ups
+        self._warm_ups.discard(ended.operation)
         if ended.failure is not None or ended.is_cancelled:
-            return ReadEnd(ended.operation, source, ended.failure, ended.is_cancelled)
+            return ReadEnd(
+                ended.operation,
+                source,
+                ended.failure,
+                is_damaged=ended.is_damaged,
+                is_cancelled=ended.is_cancelled,
+            )
         duration_s = time.monotonic() - ended.queued_at
-        self._stats.observe_read(ReadObservation(ended.nbytes, ended.num_descriptors, duration_s))
+        if not is_warm_up:
+            self._stats.observe_read(
+                ReadObservation(ended.nbytes, ended.num_descriptors, duration_s)
+            )
         return ReadEnd(
             ended.operation,
             source,

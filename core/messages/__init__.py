@@ -4,7 +4,7 @@ One msgpack object each, tagged with its type. Every message about a request nam
 its attempt; every message about KV names the incarnation that it was made by or is meant for. A
 receiver counts and drops what names an older attempt or incarnation.
 
-    router  ──Generate, Abort──────────────────────────▶ decode
+    router  ──Peers, Generate, Abort───────────────────▶ decode
     router  ◀─OutputBatch, Failed─────────────────────── decode
     router  ◀─Heartbeat, CacheReport, TraceReport─── prefill, decode
     router  ──ResetCache, ShowCache, ShowTrace─────▶ prefill, decode
@@ -24,6 +24,7 @@ from core.messages.serving import (
     Heartbeat,
     Output,
     OutputBatch,
+    Peers,
     PrefillPeer,
     RequestStats,
     WorkerLoad,
@@ -61,6 +62,7 @@ __all__ = [
     "Message",
     "Output",
     "OutputBatch",
+    "Peers",
     "PieceId",
     "Ping",
     "Pong",

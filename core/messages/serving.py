@@ -1,6 +1,6 @@
 """Between router and workers: requests, their outputs, and heartbeats."""
 
-from typing import Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -15,6 +15,7 @@ from core.messages.bounded_ids import (
 from core.sampling import SamplingParams, TokenLogprobs
 
 FinishReason = Literal["stop", "length"]
+MAX_PEERS: Final = 4096
 
 
 class PrefillPeer(msgspec.Struct, frozen=True):
@@ -23,6 +24,12 @@ class PrefillPeer(msgspec.Struct, frozen=True):
     worker_id: BoundedWorkerId
     incarnation: BoundedIncarnation
     address: Name
+
+
+class Peers(Message, frozen=True):
+    """The prefill workers that this router knows: decode pairs with them before it is asked to."""
+
+    prefill: Annotated[tuple[PrefillPeer, ...], msgspec.Meta(max_length=MAX_PEERS)]
 
 
 class Generate(Message, frozen=True):

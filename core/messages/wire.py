@@ -5,7 +5,7 @@ import msgspec
 from core.errors import TransferError
 from core.messages.cache import CacheReport, ResetCache, ShowCache
 from core.messages.channel import Hello, Ping, Pong, Refused, Welcome
-from core.messages.serving import Abort, Failed, Generate, Heartbeat, OutputBatch
+from core.messages.serving import Abort, Failed, Generate, Heartbeat, OutputBatch, Peers
 from core.messages.trace import ShowTrace, TraceReport
 from core.messages.transfer import (
     Prefill,
@@ -24,6 +24,7 @@ AnyMessage = (
     | Refused
     | Ping
     | Pong
+    | Peers
     | Generate
     | Abort
     | OutputBatch
