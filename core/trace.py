@@ -7,10 +7,12 @@ Pure: the clock comes in. It must be the process's monotonic clock in seconds, a
 """
 
 from collections.abc import Callable
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
+from core.bounds import MAX_COUNT, Name
 from core.ids import Attempt, Owner, RequestId
 
 RouterEvent: TypeAlias = Literal[
@@ -34,10 +36,10 @@ DecodeEvent: TypeAlias = Literal[
     "read_failed",  # operation, reason
     "lease_renewed",
     "delivered",  # nbytes, tickets
+    "recomputing",  # reason: KV does not come, and is computed here
     "step",  # seconds, tokens: one that computed part of the prompt
-    "preempted",
     "first_token",
-    "finished",  # tokens, reason
+    "finished",  # tokens, reason, preemptions
     "aborted",
     "failed",  # kind, reason
 ]
@@ -52,7 +54,7 @@ PrefillEvent: TypeAlias = Literal[
     "failed",  # reason
 ]
 EventName: TypeAlias = RouterEvent | DecodeEvent | PrefillEvent
-Value: TypeAlias = int | float | str
+Value: TypeAlias = int | float | Annotated[str, Meta(max_length=1024)]
 
 MAX_REQUESTS: Final = 512
 MAX_EVENTS: Final = 256
@@ -63,15 +65,20 @@ ENDS: Final[frozenset[EventName]] = frozenset(
 """Recorded even where a request has had all its other entries: how it ended matters most."""
 
 
+ClockTime = Annotated[float, Meta(ge=-1e12, le=1e12)]
+"""Seconds of a monotonic clock, which begins anywhere."""
+
+
 class TraceEvent(msgspec.Struct, frozen=True, array_like=True):
     """One entry."""
 
-    at_s: float
+    at_s: ClockTime
     """Of the process's monotonic clock."""
-    event: EventName
-    attempt: Attempt
+    event: Name
+    """An ``EventName``. Another version may know more of them, which says nothing against it."""
+    attempt: Annotated[Attempt, Meta(ge=0, le=MAX_COUNT)]
     """0: before the first one."""
-    values: dict[str, Value]
+    values: Annotated[dict[Name, Value], Meta(max_length=32)]
 
 
 _Entry: TypeAlias = tuple[float, EventName, Attempt, dict[str, Value]]

@@ -90,6 +90,10 @@ class DecodeTrace:
         stats = delivery.stats
         self._record(delivery.owner, "delivered", nbytes=stats.kv_nbytes, tickets=stats.num_tickets)
 
+    def recomputing(self, owner: Owner, reason: str) -> None:
+        """The KV does not come; it is computed here."""
+        self._record(owner, "recomputing", reason=f"{reason:.{MAX_REASON}}")
+
     def step(self, parts: list[StepPart], duration_s: float) -> None:
         """A step has computed ``parts`` of prompts. Steps of single tokens are not recorded."""
         for part in parts:

@@ -293,6 +293,7 @@ class DecodeWorker:
             log.warning(
                 "event=recompute request=%s attempt=%d reason=%s", request_id, attempt, loss.reason
             )
+            self._trace.recomputing(loss.owner, loss.reason)
             served.path = "local"
             self._scheduler.recompute(loss.owner)
         else:

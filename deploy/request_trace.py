@@ -15,7 +15,8 @@ class Entry(msgspec.Struct, frozen=True):
 
     at_s: float
     """From the request's arrival at the router."""
-    event: EventName
+    event: str
+    """A ``core.trace.EventName``, or one of a newer version."""
     attempt: int
     values: dict[str, Value] = {}
 

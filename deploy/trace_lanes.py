@@ -152,7 +152,7 @@ def _fill_prefill(lane: Lane, process: Process, end_s: float) -> None:
 
 def _fill_decode(lane: Lane, process: Process, end_s: float) -> None:
     events = process.events
-    over = ("delivered", "aborted", "failed")
+    over = ("delivered", "recomputing", "aborted", "failed")
     lane.bars += _between(events, "prefill_asked", over, "wait", "waits for KV", end_s)
     over = ("finished", "aborted", "failed")
     lane.bars += _between(events, "first_token", over, "stream", "decodes", end_s)
@@ -164,7 +164,7 @@ def _fill_decode(lane: Lane, process: Process, end_s: float) -> None:
             lane.ticks.append(Tick("renewal", entry.at_s, "lease renewed"))
         elif entry.event == "first_token":
             lane.ticks.append(Tick("token", entry.at_s, "first token"))
-        elif entry.event in ("aborted", "failed"):
+        elif entry.event in ("recomputing", "aborted", "failed"):
             lane.ticks.append(Tick("failure", entry.at_s, _described(entry)))
 
 

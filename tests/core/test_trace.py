@@ -6,10 +6,13 @@ request, or a request with endless renewals that pushes all others out.
 
 from itertools import count
 
+import msgspec
 import pytest
 
-from core.ids import Attempt, Owner, RequestId
-from core.trace import Recorder
+from core.errors import TransferError
+from core.ids import Attempt, Incarnation, Owner, RequestId, WorkerId
+from core.messages import TraceReport, decode, encode
+from core.trace import Recorder, TraceEvent
 
 
 def owner(name: str, attempt: int = 1) -> Owner:
@@ -71,3 +74,33 @@ def test_nothing_is_kept_where_nothing_is_to_be(recorder: Recorder) -> None:
     off.record(owner("A"), "received")
     off.check_invariants()
     assert off.events(RequestId("A")) == ()
+
+
+def report(**changes: object) -> bytes:
+    event = TraceEvent(1.5, "read_landed", Attempt(1), {"nbytes": 64, "path": "tcp"})
+    event = msgspec.structs.replace(event, **changes)
+    life = Incarnation("life-1")
+    return encode(TraceReport(1, WorkerId("decode-0"), "decode", life, 2.5, (event,)))
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"at_s": -3.0e7}, {"event": "known_to_a_newer_version"}, {"attempt": 0}]
+)
+def test_a_report_comes_as_it_was_sent(changes: dict[str, object]) -> None:
+    assert encode(decode(report(**changes))) == report(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"at_s": float("nan")},
+        {"at_s": 1e300},
+        {"event": "x" * 300},
+        {"attempt": -1},
+        {"values": {"reason": "x" * 2000}},
+        {"values": {f"v{i}": i for i in range(100)}},
+    ],
+)
+def test_a_report_beyond_all_bounds_is_none(changes: dict[str, object]) -> None:
+    with pytest.raises(TransferError):
+        decode(report(**changes))
