@@ -1,14 +1,18 @@
 """Which transport a name opens, what ``auto`` takes, and what a user reads when nothing loads."""
 
 import logging
+import os
 
+import numpy as np
 import pytest
 
 from core.errors import ConfigError
 from core.ids import Incarnation
+from transfer.transport import Extent
 from transfer.transports import open_transport
 from transfer.ucx_library import LIBRARY_VARIABLE, load_ucx
 from transfer.ucx_paths import path_of
+from transfer.ucx_transport import UcxTransport
 
 pytestmark = [pytest.mark.ucx]
 
@@ -82,3 +86,25 @@ def test_the_path_follows_from_the_lanes(
     split = [(name.split("/")[0], name.split("/")[1]) for name in lanes]
     path = path_of(split, memory)  # type: ignore[arg-type]
     assert (path.kind, path.description) == (kind, description)
+
+
+@pytest.mark.parametrize("options", [{}, {"TLS": "tcp"}], ids=["shared_memory", "tcp"])
+def test_a_tear_down_destroys_the_peers_worker_and_no_other(options: dict[str, str]) -> None:
+    """This is the proof that nothing of its reads is written any more, on any device."""
+    mine, theirs = np.zeros(4096, dtype=np.uint8), np.ones(4096, dtype=np.uint8)
+    reader = UcxTransport(X, ucx_options=options)
+    reader.register(mine.ctypes.data, mine.nbytes)
+    source = UcxTransport(Incarnation("s"), ucx_options=options)
+    source.register(theirs.ctypes.data, theirs.nbytes)
+    for name in ("one", "other"):
+        reader.connect(Incarnation(name), source.endpoint())
+        reader.read(Incarnation(name), [Extent(0, 0, 4096)])
+    gone, kept = (reader._peers[Incarnation(name)].worker for name in ("one", "other"))
+    reader.tear_down(Incarnation("one"))
+    assert gone.handle == 0
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(gone.descriptor)
+    assert os.fstat(kept.descriptor)
+    reader.close()
+    assert kept.handle == 0
+    source.close()
