@@ -23,6 +23,7 @@ from core.messages import (
     Hello,
     Output,
     OutputBatch,
+    Peers,
     RequestStats,
     ResetCache,
     Role,
@@ -54,6 +55,7 @@ class ScriptedWorker:
     incarnation: Incarnation = field(default_factory=new_incarnation)
     generates: list[Generate] = field(default_factory=list)
     aborts: list[Abort] = field(default_factory=list)
+    peers: list[Peers] = field(default_factory=list)
     seen: asyncio.Condition = field(default_factory=asyncio.Condition)
     frozen: bool = False
     cache_state: CacheState | None = None
@@ -219,6 +221,8 @@ class ScriptedWorker:
     def _take(self, message: AnyMessage, group: asyncio.TaskGroup) -> None:
         if isinstance(message, Abort):
             self.aborts.append(message)
+        elif isinstance(message, Peers):
+            self.peers.append(message)
         elif isinstance(message, Generate):
             if message.request_id.startswith("probe-"):
                 if self.answers_probes:
