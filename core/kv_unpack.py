@@ -33,6 +33,8 @@ class Unpack:
     heads: range
     runs: tuple[tuple[SlotRun, ...], ...]
     """Of each staged block, in order."""
+    digests: tuple[bytes | None, ...]
+    """Of each staged block as the source has it; None: it has not told."""
 
     @property
     def num_blocks(self) -> int:

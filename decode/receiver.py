@@ -375,6 +375,8 @@ class Receiver:
         elif end.failure is None:
             self._metrics.observe_path(end.peer, end.path)
             self._land(end.operation, now)
+        elif end.is_damaged:
+            self._damaged(end.operation, now)
         else:
             log.warning("event=read_failed peer=%s reason=%s", end.peer, end.failure)
             self._carry_out(self._reader.read_failed(end.operation, end.failure, now))
@@ -386,8 +388,11 @@ class Receiver:
         if digests is None or digests.match(self._digests_of):
             self._carry_out(self._reader.landed(operation, now))
         else:
-            log.error("event=checksum_failure operation=%d", operation)
-            self._carry_out(self._reader.damaged(operation, now))
+            self._damaged(operation, now)
+
+    def _damaged(self, operation: OperationId, now: float) -> None:
+        log.error("event=checksum_failure operation=%d", operation)
+        self._carry_out(self._reader.damaged(operation, now))
 
     def _tear_down(self, peer: Incarnation, reason: str) -> None:
         """End the endpoint of ``peer``, which proves that its reads are over."""

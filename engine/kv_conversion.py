@@ -8,7 +8,7 @@ import torch
 from core.errors import InternalError
 from core.kv_layout import KVLayout
 from core.kv_unpack import SlotRun, Unpack
-from engine.kv_pool import KVPool
+from engine.kv_pool import KVPool, digest_of
 from engine.kv_quantisation import quantise
 from engine.kv_rows import TORCH_DTYPES
 
@@ -40,6 +40,14 @@ class KVConverter:
         """Where a read may put what is to be unpacked: offsets from the pool's address."""
         return self._pool.staging_range
 
+    def digests(self, work: Unpack) -> tuple[bytes, ...]:
+        """Return a digest of each block of ``work`` as it was staged, as ``KVPool.digests``.
+
+        Raises:
+            InternalError: it is not in the staging.
+        """
+        return tuple(map(digest_of, self._staged(work).flatten(1)))
+
     @torch.inference_mode()
     def unpack(self, work: Unpack) -> None:
         """Write every run of ``work`` into the pool: done, and visible to later steps, on return.
@@ -57,7 +65,9 @@ class KVConverter:
             self._stream.synchronize()
 
     def _unpack(self, work: Unpack) -> None:
-        staged, target = self._staged(work), self._target(work)
+        heads = work.source_heads
+        staged = self._staged(work)[..., heads.start : heads.stop, :]
+        target = self._target(work)
         size = min(work.source.block_size, self._pool.layout.block_size)
         full: list[tuple[int, SlotRun]] = []
         for at, run in _runs(work):
@@ -90,7 +100,7 @@ class KVConverter:
         cut[target_blocks, :, :, target_parts] = self._converted(rows, source)
 
     def _staged(self, work: Unpack) -> torch.Tensor:
-        """Return [num_blocks, layers, 2, block_size, heads, row] uint8 of the heads wanted."""
+        """Return [num_blocks, layers, 2, block_size, heads, row] uint8."""
         source, room = work.source, self._pool.staging_range
         shape = torch.Size(
             (
@@ -105,8 +115,7 @@ class KVConverter:
         if work.offset not in room or work.offset + shape.numel() > room.stop:
             raise InternalError(f"{shape.numel()} bytes at {work.offset} are not within {room}")
         at = work.offset - room.start
-        staged = self._pool.staging[at : at + shape.numel()].view(shape)
-        return staged[..., work.source_heads.start : work.source_heads.stop, :]
+        return self._pool.staging[at : at + shape.numel()].view(shape)
 
     def _target(self, work: Unpack) -> torch.Tensor:
         """Return the same dimensions of the whole pool."""

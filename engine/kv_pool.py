@@ -124,16 +124,17 @@ class KVPool:
     def digests(self, block_ids: Sequence[int], *, offset: int, nbytes: int) -> tuple[bytes, ...]:
         """Return a digest of ``nbytes`` at ``offset`` of each block; its id is no part of it."""
         return tuple(
-            hashlib.blake2b(
-                self.blocks[block_id, offset : offset + nbytes].cpu().numpy().data,
-                digest_size=_DIGEST_NBYTES,
-            ).digest()
-            for block_id in block_ids
+            digest_of(self.blocks[block_id, offset : offset + nbytes]) for block_id in block_ids
         )
 
     def bytes_of(self, block_id: int) -> bytes:
         """Return a copy of one block."""
         return self.blocks[block_id].cpu().numpy().tobytes()
+
+
+def digest_of(block: torch.Tensor) -> bytes:
+    """Return a digest of the bytes of ``block``, which is contiguous."""
+    return hashlib.blake2b(block.cpu().numpy().data, digest_size=_DIGEST_NBYTES).digest()
 
 
 def _stream_after_now(device: torch.device) -> torch.cuda.Stream:

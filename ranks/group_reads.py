@@ -185,6 +185,7 @@ def _joined(joined: ReadEnd, rank: int, part: ReadEnd) -> ReadEnd:
     return replace(
         joined,
         failure=failure,
+        is_damaged=joined.is_damaged or part.is_damaged,
         is_cancelled=failure is None and (joined.is_cancelled or part.is_cancelled),
         nbytes=joined.nbytes + part.nbytes,
         num_descriptors=joined.num_descriptors + part.num_descriptors,

@@ -29,6 +29,7 @@ from transfer.split import merged
 from transfer.staging import ALIGNMENT, Staging, padded
 from transfer.transport import ExtentRows
 
+DAMAGED: Final = "a read has brought other bytes than were sent"
 PORTION_NBYTES: Final = 2**20
 """Unpacked at once, on the event loop; a block that is larger is a portion of its own."""
 _LEAST_NUM_PORTIONS: Final = 8
@@ -63,6 +64,7 @@ class _Read:
     num_descriptors: int = 0
     failure: str | None = None
     is_cancelled: bool = False
+    is_damaged: bool = False
 
     @property
     def is_wanted(self) -> bool:
@@ -83,6 +85,7 @@ class _Read:
             num_descriptors=self.num_descriptors,
             failure=self.failure,
             is_cancelled=self.is_cancelled and self.failure is None,
+            is_damaged=self.is_damaged,
         )
 
 
@@ -153,6 +156,12 @@ class Conversions:
         portion = self._portions[operation]
         is_wanted = self._reads[portion.read.operation].is_wanted
         return portion.unpacks if is_wanted else ()
+
+    def damage(self, operation: OperationId) -> None:
+        """A portion's bytes are all here, and are not those of the source: its read fails."""
+        entry = self._reads[self._portions[operation].read.operation]
+        entry.is_damaged = True
+        entry.failure = entry.failure or DAMAGED
 
     def ended(self, ended: EndedRead) -> EndedRead | None:
         """A portion is terminal, and unpacked if it was to be. Return its read's end, if it is one.
@@ -271,6 +280,7 @@ def _shares(
             source_heads=share.source_heads,
             heads=share.heads,
             runs=tuple(block.runs for block in blocks),
+            digests=tuple(block.digest for block in blocks),
         )
         yield _part_of(entry.read.peer, share, blocks, part, at), unpack
 

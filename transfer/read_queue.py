@@ -62,6 +62,8 @@ class EndedRead:
     """None: every byte has landed, or the read was cancelled."""
     is_cancelled: bool
     """Some of it was never posted, and none of it failed."""
+    is_damaged: bool = False
+    """All of it has landed, and is not what the source has. A failure says so, too."""
 
 
 @dataclass(slots=True, eq=False)

@@ -302,13 +302,16 @@ class Reader:
     def expected_digests(self, operation: OperationId) -> Digests | None:
         """Return what the blocks that a pending read fills must hold once it has landed.
 
-        None where the source computed no digests, or nobody waits for the read any more.
+        None where the source computed no digests, nobody waits for the read any more, or it was
+        converted: then it was compared as it was staged, and a ``damaged`` tells.
         """
         pending = self._endpoints.get(operation)
         filled = None if pending is None else self._requests.filled_by(pending)
         if filled is None:
             return None
-        _, piece = filled
+        entry, piece = filled
+        if entry.shape.is_converted:
+            return None
         return expected_digests(piece.ticket, piece.targets, self._layout)
 
     def damaged(self, operation: OperationId, now: float) -> list[Action]:

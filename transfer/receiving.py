@@ -26,6 +26,8 @@ class TransferShape:
     sizes: BlockSizes
     layer_nbytes: int
     """Read of each layer of each block that a ticket names, by all local ranks together."""
+    is_converted: bool = False
+    """Whether blocks here do not become what they are there, byte by byte."""
 
     @classmethod
     def of_equals(cls, layout: KVLayout, *, num_ranks: int = 1) -> "TransferShape":
@@ -51,6 +53,7 @@ class TransferShape:
             num_layers=target.layers_per_group,
             sizes=BlockSizes(source.block_size, target.block_size, target.groups),
             layer_nbytes=sum(plan.wire_layer_nbytes for plan in plans),
+            is_converted=not all(plan.is_direct for plan in plans),
         )
 
     @property

@@ -1,5 +1,6 @@
 """Which slots of which blocks a converted read fills. Arithmetic only."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ class SourceBlock:
 
     block_id: BlockId
     runs: tuple[SlotRun, ...]
+    digest: bytes | None = None
+    """Of what is read of it, where the source computes digests."""
 
 
 def source_blocks(read: PostRead, *, source_size: int, target_size: int) -> list[SourceBlock]:
@@ -38,7 +41,9 @@ def source_blocks(read: PostRead, *, source_size: int, target_size: int) -> list
     blocks: list[SourceBlock] = []
     filled: set[tuple[int, int]] = set()
     for named in read.source:
-        for index, block_id in enumerate(named.block_ids, start=named.first_index):
+        digests = named.digests or itertools.repeat(None)
+        for at, (block_id, digest) in enumerate(zip(named.block_ids, digests, strict=False)):
+            index = named.first_index + at
             runs: list[SlotRun] = []
             for tokens in _pieces(read, index, source_size=source_size, target_size=target_size):
                 place = (named.group, tokens.start // target_size)
@@ -47,7 +52,7 @@ def source_blocks(read: PostRead, *, source_size: int, target_size: int) -> list
                     runs.append(SlotRun(slots[0], target, slots[1], len(tokens)))
                     filled.add(place)
             if runs:
-                blocks.append(SourceBlock(block_id, tuple(runs)))
+                blocks.append(SourceBlock(block_id, tuple(runs), digest))
     if unfilled := targets.keys() - filled:
         raise InternalError(f"operation {read.operation} brings nothing for {sorted(unfilled)}")
     return blocks
