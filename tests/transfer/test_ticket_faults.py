@@ -111,3 +111,47 @@ def test_g16_sinks_must_be_named_with_the_window() -> None:
     entry.add(ticket((0, 2, 5), (1, 4, 3)), 0.0)
     entry.is_announced = True
     assert gap_in(entry) is None
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "kind", "complaint"),
+    [
+        (99, "last", "99 tokens of 100"),
+        (101, "chunk", "101 tokens of 100"),
+        (80, "chunk", "its blocks go to 96"),
+        (95, "chunk", "its blocks go to 96"),
+        (96, "chunk", None),
+        (100, "last", None),
+    ],
+)
+def test_a_ticket_covers_what_its_blocks_hold(
+    num_tokens: int, kind: str, complaint: str | None
+) -> None:
+    """Fewer would be left unwritten where blocks are converted, more would be another's."""
+    runs = (0, 2, 5 if kind == "last" else 4)
+    message = msgspec.structs.replace(ticket(runs, last=kind == "last"), num_tokens=num_tokens)
+    fault = fault_of(message, receiving())
+    assert (fault is None) == (complaint is None)
+    assert complaint is None or (fault is not None and complaint in fault)
+
+
+def test_smaller_blocks_there_are_counted_in_their_own_size() -> None:
+    shape = dataclasses.replace(SHAPE, sizes=BlockSizes(8, 16, SHAPE.groups))
+    entry = receiving(shape=shape)
+    assert fault_of(ticket((0, 4, 9)), entry) is None
+    piece = entry.add(ticket((0, 4, 9)), 0.0)
+    assert [str(run) for run in piece.positions] == ["group 0 [2, 7)"]
+    assert (piece.num_source_blocks, piece.num_blocks) == (9, 5)
+    fault = fault_of(ticket((0, 13, 1), chunk=1), receiving(shape=shape))
+    assert fault is not None
+    assert "outside" in fault
+
+
+def test_a_ticket_of_tokens_that_no_window_here_needs_has_landed_at_once() -> None:
+    """With larger blocks there, a sink's block is named for tokens that decode has already."""
+    sinking = KVGroup(layers=(0,), window=8, num_sinks=4)
+    shape = dataclasses.replace(SHAPE, sizes=BlockSizes(32, 16, (sinking,)))
+    entry = receiving(first_token=16, shape=shape)
+    piece = entry.add(ticket((0, 0, 1), last=False), 0.0)
+    assert piece.positions == ()
+    assert list(entry.landed()) == [piece]
