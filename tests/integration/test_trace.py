@@ -5,6 +5,7 @@ missing what the operator looks for: when what was computed, offered, read and g
 """
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,3 +114,23 @@ def test_the_command_draws_a_running_deployments_request(
 
     assert run(["trace", "cmpl-nothing", "--url", stack.url]) == 1
     assert "unknown here" in capsys.readouterr().err
+
+
+def test_a_request_whose_source_froze_tells_so_and_can_be_drawn(
+    stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask(stack, prompt_of(LONG, VOCAB_SIZE, seed=30))
+    stack.kill("prefill-0", signal_number=signal.SIGSTOP)
+    name = ask(stack, prompt_of(LONG, VOCAB_SIZE, seed=31))
+    try:
+        found = trace(stack, name)
+        out = tmp_path / "frozen.svg"
+        assert run(["trace", name, "--url", stack.url, "--out", str(out)]) == 0
+    finally:
+        stack.kill("prefill-0", signal_number=signal.SIGCONT)
+    assert found["prefill-0"]["status"] == "unreachable"
+    decode = [entry["event"] for entry in found["decode-0"]["events"]]
+    assert decode[:3] == ["received", "prefill_asked", "recomputing"]
+    assert decode[-2:] == ["first_token", "finished"]
+    assert "silent for" in out.read_text()
+    assert "prefill-0: did not answer" in capsys.readouterr().out
