@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import multiprocessing
+import shutil
 import socket
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -37,7 +38,11 @@ class Follower:
 
 
 class Followers:
-    """All followers of one leader, which must ``kill`` them."""
+    """All followers of one leader, which must ``kill`` them.
+
+    The folder of ``spec.store`` is theirs to remove: early, where the collectives never look there
+    again, so that a leader that is killed leaves nothing.
+    """
 
     def __init__(self, spec: RankSpec) -> None:
         """Start them; they load their parts while the leader loads its own.
@@ -105,6 +110,7 @@ class Followers:
             follower.process.join(KILL_TIMEOUT_S)
             if follower.process.is_alive():
                 raise InternalError(f"rank {follower.rank} does not end after SIGKILL")
+        self._remove_store()
 
     def _join(self, device: torch.device) -> RankGroup:
         timeout_s = self._spec.config.deploy.start_timeout_s
@@ -113,9 +119,15 @@ class Followers:
         for follower in self._followers:
             with _losing(follower):
                 send_frame(follower.steps, Meet())
-        return RankGroup.join(
+        group = RankGroup.join(
             self._spec.store, rank=LEADER, size=self._spec.num_ranks, device=device
         )
+        if device.type == "cpu":
+            self._remove_store()  # NCCL's watchdog reads it as long as it runs
+        return group
+
+    def _remove_store(self) -> None:
+        shutil.rmtree(self._spec.store.parent, ignore_errors=True)
 
     def _receive(self, follower: Follower, kind: type[Message], timeout_s: float) -> Message:
         with _losing(follower):

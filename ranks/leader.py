@@ -1,7 +1,6 @@
 """All ranks of one worker behind what a single process offers: an engine, reads, a source."""
 
 import asyncio
-import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -69,7 +68,6 @@ class Ranks:
                 start_engine, context.model_path, config, staging_nbytes=staging
             )
             return cls(engine, None, endpoints=(), incarnation=incarnation, config=config.transfer)
-        folder = Path(tempfile.mkdtemp(prefix="sluice-ranks-"))
         followers = Followers(
             RankSpec(
                 rank=LEADER,
@@ -79,7 +77,7 @@ class Ranks:
                 incarnation=incarnation,
                 model_path=context.model_path,
                 config=config,
-                store=folder / "store",
+                store=Path(tempfile.mkdtemp(prefix="sluice-ranks-")) / "store",
             )
         )
         try:
@@ -94,8 +92,6 @@ class Ranks:
         except BaseException:
             followers.kill()
             raise
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
         return cls(
             replace(engine, runner=RankedRunner(engine.runner, followers)),
             followers,

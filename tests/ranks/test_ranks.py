@@ -9,6 +9,7 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,8 +36,16 @@ def steps_of_one_text() -> Iterator[StepBatch]:
     return batches([text(0, PROMPT, GREEDY)], chunk=7, count=NUM_TOKENS)
 
 
-async def test_greedy_text_of_two_processes_equals_generate(model: Path) -> None:
+def leftovers(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
+
+
+async def test_greedy_text_of_two_processes_equals_generate(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     async with started(model) as ranks:
+        assert not leftovers(tmp_path), "a leader that is killed would leave it"
         assert ranks.engine.compatibility.tensor_parallel_size == 2
         assert ranks.engine.compatibility.total_kv_heads == 2
         assert ranks.engine.layout.num_kv_heads == 1
