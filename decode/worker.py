@@ -392,6 +392,11 @@ class DecodeWorker:
             "Blocks that reads without an owner may hold before an endpoint is torn down",
             lambda: limit,
         )
+        self._metrics.gauge(
+            "sluice_kv_registered_bytes",
+            "Bytes of the registered pool",
+            lambda: engine.pool.nbytes,
+        )
         reader = Reader(layout=engine.layout, config=config.transfer, max_quarantined_blocks=limit)
         hello = Hello(
             name=context.worker_id,

@@ -38,7 +38,7 @@ def run_doctor(config: SluiceConfig, *, with_config: bool, as_json: bool) -> int
     """
     machine = Machine()
     console = Console(stderr=as_json)
-    asked = config.transfer.transport
+    asked = config.for_role("decode").transfer.transport
     with console.status("moving 64 MB between two processes ..."):
         seen = probe(asked, ucx_options={})
         tcp = probe(asked, ucx_options=TCP_ONLY)

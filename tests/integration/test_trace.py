@@ -6,7 +6,8 @@ missing what the operator looks for: when what was computed, offered, read and g
 
 import json
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,29 @@ def test_a_local_request_has_steps_on_decode_and_asks_nobody_else(stack: Stack) 
     assert list(found) == ["router", "decode-0"]
     events = [entry["event"] for entry in found["decode-0"]["events"]]
     assert events == ["received", "step", "first_token", "finished"]
+
+
+def test_a_client_that_leaves_is_in_the_trace_of_every_process(stack: Stack) -> None:
+    body = {"model": "model", "prompt": prompt_of(LONG, VOCAB_SIZE, seed=40), "max_tokens": 500}
+    with (
+        httpx.Client(base_url=stack.url, timeout=60) as client,
+        client.stream("POST", "/v1/completions", json=body | {"stream": True}) as response,
+    ):
+        name = response.headers["x-request-id"]
+        next(response.iter_lines())
+    _wait(lambda: times(trace(stack, name)["decode-0"], "aborted"))
+    found = trace(stack, name)
+    assert found["router"]["events"][-1]["event"] == "left"
+    assert found["router"]["events"][-1]["values"] == {"cause": "client"}
+    assert found["decode-0"]["events"][-1]["event"] == "aborted"
+    assert len(times(found["prefill-0"], "released")) == 1
+
+
+def _wait(condition: Callable[[], object], *, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_old_requests_are_forgotten(stack: Stack) -> None:

@@ -47,6 +47,7 @@ MOVED = {
         "sluice_kv_path_peers",
         "sluice_kv_reads_total",
         "sluice_kv_lease_events_total",
+        "sluice_kv_registered_bytes",
     },
     "prefill": {
         "sluice_kv_connections",
