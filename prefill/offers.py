@@ -1,4 +1,4 @@
-"""What of a prompt can be ticketed: named once per chunk, in layer ranges where it is the last."""
+"""What of a prompt can be ticketed: chunk by chunk, the last one cut by its layers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from blockmgr.window import needed_blocks
 from core.ids import BlockId
 from core.kv_layout import KVLayout
 from core.messages import FirstToken, GroupBlocks
-from prefill.layer_ranges import layers_complete_at
+from prefill.cuts import Cut, CutPlan
 from prefill.prompt import Prompt
 
 
@@ -33,20 +33,21 @@ class Offers:
     """Cuts what has been computed into offers, each of which names KV that is complete.
 
     The transfer of a chunk hides behind the next chunk's computation. That of the last chunk has
-    only the computation of its own later layers to hide behind, so it alone comes in layer ranges:
-    of a range, adjacent blocks are not adjacent bytes, and need a descriptor each. All ranges name
-    the same blocks.
+    only the computation of its own later layers to hide behind, so it alone is cut
+    (``prefill.cuts``): of a range of layers, adjacent blocks are not adjacent bytes, and need a
+    descriptor each. Ranges of one chunk name the same blocks.
     """
 
     def __init__(self, blocks: BlockManager, layout: KVLayout, *, layer_ranges: int) -> None:
         self._blocks = blocks
         self._layout = layout
-        self._complete_at = layers_complete_at(layout, layer_ranges)
+        self._plan = CutPlan.of(layout, layer_ranges)
+        self._whole = self._plan.cuts[0].joined(self._plan.cuts[1:])
 
     @property
     def marks(self) -> tuple[int, ...]:
         """Layers of the model after which a last chunk can be offered in part."""
-        return tuple(self._complete_at)
+        return self._plan.marks
 
     def settled(self, prompt: Prompt) -> SettledChunk | None:
         """Offer the full blocks settled since the last offer, while more chunks are to come."""
@@ -58,58 +59,66 @@ class Offers:
         prompt.num_offered = end
         if not blocks:
             return None  # all behind the windows that the whole prompt leaves open
+        offer = self._offer(prompt, self._whole, blocks, end, is_last=False)
         prompt.num_chunks_offered += 1
-        return SettledChunk(
-            prompt=prompt,
-            chunk=prompt.num_chunks_offered - 1,
-            first_layer=0,
-            last_layer=self._layout.layers_per_group - 1,
-            blocks=blocks,
-            num_tokens=end,
-            is_last=False,
-            first_token=None,
-        )
+        return offer
 
     def layers_done(self, prompt: Prompt, mark: int) -> SettledChunk | None:
         """Offer what the step of the last chunk has completed up to layer ``mark``.
 
         All earlier chunks have settled.
         """
-        last_layer = self._complete_at[mark]
-        blocks = self._last_blocks(prompt)
-        if last_layer < prompt.num_layers_offered or not blocks:
+        num_complete = self._plan.marks.index(mark) + 1
+        if num_complete <= prompt.num_cuts_offered:
             return None
-        return self._offer_last(prompt, blocks, last_layer, None)
+        cut = self._next_cut(prompt, num_complete)
+        blocks = self._last_blocks(prompt, cut)
+        if not blocks:
+            return None  # all behind windows: named with whatever comes next
+        prompt.num_cuts_offered = num_complete
+        is_last = self._plan.is_by_layers
+        offer = self._offer(prompt, cut, blocks, prompt.num_tokens, is_last=is_last)
+        prompt.num_chunks_offered += not is_last
+        return offer
 
     def finished(self, prompt: Prompt, first_token: FirstToken) -> SettledChunk:
         """Offer all the rest of a prompt that has settled as a whole."""
-        last_layer = self._layout.layers_per_group - 1
-        return self._offer_last(prompt, self._last_blocks(prompt), last_layer, first_token)
+        cut = self._next_cut(prompt, len(self._plan.cuts))
+        blocks = self._last_blocks(prompt, cut)
+        return self._offer(
+            prompt, cut, blocks, prompt.num_tokens, is_last=True, first_token=first_token
+        )
 
-    def _offer_last(
+    def _next_cut(self, prompt: Prompt, num_complete: int) -> Cut:
+        first, *others = self._plan.cuts[prompt.num_cuts_offered : num_complete]
+        return first.joined(others)
+
+    def _offer(
         self,
         prompt: Prompt,
+        cut: Cut,
         blocks: tuple[GroupBlocks, ...],
-        last_layer: int,
-        first_token: FirstToken | None,
+        num_tokens: int,
+        *,
+        is_last: bool,
+        first_token: FirstToken | None = None,
     ) -> SettledChunk:
-        first_layer, prompt.num_layers_offered = prompt.num_layers_offered, last_layer + 1
         return SettledChunk(
             prompt=prompt,
             chunk=prompt.num_chunks_offered,
-            first_layer=first_layer,
-            last_layer=last_layer,
+            first_layer=cut.first_layer,
+            last_layer=cut.last_layer,
             blocks=blocks,
-            num_tokens=prompt.num_tokens,
-            is_last=True,
+            num_tokens=num_tokens,
+            is_last=is_last,
             first_token=first_token,
         )
 
-    def _last_blocks(self, prompt: Prompt) -> tuple[GroupBlocks, ...]:
-        """Name the blocks of the last chunk, once: its ranges must agree in them."""
+    def _last_blocks(self, prompt: Prompt, cut: Cut) -> tuple[GroupBlocks, ...]:
+        """Name the blocks of the last chunk, once: all that is cut out of it must agree in them."""
         if prompt.last_blocks is None:
             prompt.last_blocks = self._name_blocks(prompt, prompt.num_tokens)
-        return prompt.last_blocks
+        return tuple(named for named in prompt.last_blocks if named.group in cut.groups)
 
     def _name_blocks(self, prompt: Prompt, end: int) -> tuple[GroupBlocks, ...]:
         groups = range(len(self._layout.groups))

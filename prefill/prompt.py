@@ -26,8 +26,8 @@ class Prompt:
     num_chunks_offered: int = 0
     last_blocks: tuple[GroupBlocks, ...] | None = None
     """Of the last chunk, once some of its layers are offered."""
-    num_layers_offered: int = 0
-    """Of each group, in the last chunk."""
+    num_cuts_offered: int = 0
+    """Of the last chunk."""
     slot: Slot | None = None
 
     @property

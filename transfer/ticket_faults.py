@@ -78,7 +78,8 @@ def _token_fault(ticket: Ticket, entry: Receiving) -> str | None:
     for run in ticket.blocks:
         end = (run.first_index + len(run.block_ids)) * size
         # The last block of a prompt may be full in part, any other is full.
-        if (end - size if ticket.last else end - 1) >= ticket.num_tokens:
+        is_at_end = ticket.num_tokens == entry.wanted.stop
+        if (end - size if is_at_end else end - 1) >= ticket.num_tokens:
             return f"{ticket.piece} covers {ticket.num_tokens} tokens, its blocks go to {end}"
     return None
 

@@ -8,13 +8,15 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from blockmgr.states import BlockState
 from core.ids import Incarnation
 from core.kv_layout import KVGroup, KVLayout
 from core.messages import PieceId, Withdraw
 from engine.batch import StepBatch
-from prefill.layer_ranges import layers_complete_at
+from prefill.cuts import Cut, CutPlan
 from prefill.offers import SettledChunk
 from prefill.scheduler import PrefillScheduler
 from tests.prefill.bench import Bench
@@ -185,6 +187,31 @@ def test_d16_ranges_name_only_what_the_window_leaves() -> None:
     made.scheduler.check_invariants()
 
 
+def test_groups_of_early_layers_are_chunks_of_their_own() -> None:
+    # Given a model whose layers are a group each, the fourth with a window
+    made = Bench(30, windows=(None, None, None, 32), layer_ranges=2)
+    made.add("R", 40)
+    offers = made.run()
+    # Then the last chunk comes as one for the first two layers, and one for the others
+    assert [offer.chunk for offer in offers] == [0, 1, 2]
+    assert [offer.is_last for offer in offers] == [False, False, True]
+    assert [offer.num_tokens for offer in offers] == [32, 40, 40]
+    assert [[run.group for run in offer.blocks] for offer in offers[1:]] == [[0, 1], [2, 3]]
+    assert ranges(offers[1:]) == [(1, 0, 0), (2, 0, 0)]
+    made.scheduler.check_invariants()
+
+
+def test_a_mark_that_was_missed_is_made_up_for_by_the_next_one() -> None:
+    made = Bench(30, windows=(None,) * 4, layer_ranges=4)
+    made.add("R", 20)
+    batch = step(made)
+    assert batch.layer_marks == (0, 1, 2)
+    (offer,) = made.scheduler.layers_done(batch.step, 1)
+    assert [run.group for run in offer.blocks] == [0, 1]
+    (rest,) = made.complete(batch)
+    assert [run.group for run in rest.blocks] == [2, 3]
+
+
 # Where the cuts are
 
 
@@ -198,16 +225,66 @@ def layout_of(*layers: tuple[int, ...]) -> KVLayout:
     )
 
 
-def test_a_range_is_complete_when_the_last_group_has_its_layers() -> None:
-    layout = layout_of((0, 2, 4, 6), (1, 3, 5, 7))
-    assert layers_complete_at(layout, 2) == {3: 1}
-    assert layers_complete_at(layout, 4) == {1: 0, 3: 1, 5: 2}
+INTERLEAVED = ((0, 2, 4, 6), (1, 3, 5, 7))
+IN_TURN = ((0, 1), (2, 3), (4, 5), (6, 7))
+FIVE_TO_ONE = ((0, 1), (2, 3), (4, 6), (7, 8), (9, 10), (5, 11))
 
 
-def test_groups_that_take_later_layers_leave_less_to_offer_early() -> None:
-    assert layers_complete_at(layout_of((0, 1), (2, 3)), 2) == {2: 0}
-    assert layers_complete_at(layout_of((0, 1), (2, 4), (3, 5)), 2) == {3: 0}
-    assert layers_complete_at(layout_of((0,), (1,)), 4) == {}
+def test_groups_that_grow_together_are_cut_by_layers() -> None:
+    plan = CutPlan.of(layout_of(*INTERLEAVED), 2)
+    assert plan.marks == (3,)
+    assert plan.cuts == (Cut((0, 1), 0, 1), Cut((0, 1), 2, 3))
+    assert CutPlan.of(layout_of(*INTERLEAVED), 4).marks == (1, 3, 5)
+
+
+def test_groups_that_are_complete_one_after_another_are_cut_by_groups() -> None:
+    plan = CutPlan.of(layout_of(*IN_TURN), 2)
+    assert plan.marks == (3,)
+    assert plan.cuts == (Cut((0, 1), 0, 1), Cut((2, 3), 0, 1))
+    plan = CutPlan.of(layout_of(*FIVE_TO_ONE), 3)
+    assert plan.marks == (3, 6)
+    assert [cut.groups for cut in plan.cuts] == [(0, 1), (2,), (3, 4, 5)]
+
+
+def layouts() -> st.SearchStrategy[KVLayout]:
+    """Layouts whose groups take a model's layers in any order."""
+    shapes = st.tuples(st.integers(1, 6), st.integers(1, 6))
+
+    def dealt(shape: tuple[int, int]) -> st.SearchStrategy[KVLayout]:
+        num_groups, num_layers = shape
+        return st.permutations(range(num_groups * num_layers)).map(
+            lambda order: layout_of(
+                *(
+                    tuple(sorted(order[at : at + num_layers]))
+                    for at in range(0, len(order), num_layers)
+                )
+            )
+        )
+
+    return shapes.flatmap(dealt)
+
+
+@settings(max_examples=200, deadline=None)
+@given(layout=layouts(), num_cuts=st.integers(1, 9))
+def test_b12_c24_cuts_have_everything_once_and_only_what_is_complete(
+    layout: KVLayout, num_cuts: int
+) -> None:
+    plan = CutPlan.of(layout, num_cuts)
+    assert len(plan.marks) == len(plan.cuts) - 1 < num_cuts
+    assert list(plan.marks) == sorted(set(plan.marks))
+    parts = [
+        (group, layer)
+        for cut in plan.cuts
+        for group in cut.groups
+        for layer in range(cut.first_layer, cut.last_layer + 1)
+    ]
+    assert sorted(parts) == list(
+        itertools.product(range(len(layout.groups)), range(layout.layers_per_group))
+    )
+    for mark, cut in zip(plan.marks, plan.cuts, strict=False):
+        for group in cut.groups:
+            layers = layout.groups[group].layers[cut.first_layer : cut.last_layer + 1]
+            assert max(layers) <= mark, "offered before it is computed"
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 5, 30])

@@ -18,7 +18,7 @@ TRANSFER = TransferConfig(lease_s=30.0, renew_interval_s=5.0)
 SHAPES = (
     (KVGroup(layers=(0, 1, 2, 3)),),
     (KVGroup(layers=(0, 2, 4)), KVGroup(layers=(1, 3, 5), window=9, num_sinks=1)),
-    (KVGroup(layers=(0, 2, 4), window=6), KVGroup(layers=(1, 3, 5), window=17)),
+    (KVGroup(layers=(0, 1, 2), window=6), KVGroup(layers=(3, 4, 5), window=17)),
 )
 
 
