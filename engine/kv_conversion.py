@@ -1,19 +1,18 @@
 """Puts KV that came in its source's shape into the blocks of a pool: heads, block size, float8."""
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 
 import torch
 
 from core.errors import InternalError
 from core.kv_layout import KVLayout
-from core.kv_unpack import SlotRun, Unpack
+from core.kv_unpack import Unpack
 from engine.kv_pool import KVPool, digest_of
 from engine.kv_quantisation import quantise
 from engine.kv_rows import TORCH_DTYPES
 
-_TOKENS = 3
-"""The dimension of slots in ``[blocks, layers, 2, slots, heads, row]``."""
+_SLOTS = 2
+"""Their dimension in a block: ``[layers, 2, slots, heads, row]``."""
 
 
 class KVConverter:
@@ -68,36 +67,11 @@ class KVConverter:
         heads = work.source_heads
         staged = self._staged(work)[..., heads.start : heads.stop, :]
         target = self._target(work)
-        size = min(work.source.block_size, self._pool.layout.block_size)
-        full: list[tuple[int, SlotRun]] = []
-        for at, run in _runs(work):
-            if run.num_tokens == size:
-                full.append((at, run))
-                continue
-            rows = staged[at].narrow(_TOKENS - 1, run.source_slot, run.num_tokens)
-            kept = target[run.block_id].narrow(_TOKENS - 1, run.slot, run.num_tokens)
-            kept.copy_(self._converted(rows, work.source))
-        if full:
-            self._unpack_full(staged, target, full, work.source, size)
-
-    def _unpack_full(
-        self,
-        staged: torch.Tensor,
-        target: torch.Tensor,
-        runs: list[tuple[int, SlotRun]],
-        source: KVLayout,
-        size: int,
-    ) -> None:
-        """Copy runs that fill a block of the side with the smaller blocks, all at once."""
-        places = torch.tensor(
-            [(at, run.source_slot // size, run.block_id, run.slot // size) for at, run in runs],
-            device=staged.device,
-        )
-        blocks, parts, target_blocks, target_parts = places.unbind(1)
-        # [runs, layers, 2, size, heads, row]: indices that are apart come first.
-        rows = staged.unflatten(_TOKENS, (-1, size))[blocks, :, :, parts]
-        cut = target.unflatten(_TOKENS, (-1, size))
-        cut[target_blocks, :, :, target_parts] = self._converted(rows, source)
+        for block, runs in zip(staged, work.runs, strict=True):
+            for run in runs:
+                rows = block.narrow(_SLOTS, run.source_slot, run.num_tokens)
+                kept = target[run.block_id].narrow(_SLOTS, run.slot, run.num_tokens)
+                self._put(kept, rows, work.source)
 
     def _staged(self, work: Unpack) -> torch.Tensor:
         """Return [num_blocks, layers, 2, block_size, heads, row] uint8."""
@@ -122,20 +96,14 @@ class KVConverter:
         layers, heads = work.layers, work.heads
         return self._rows[:, layers.start : layers.stop, ..., heads.start : heads.stop, :]
 
-    def _converted(self, rows: torch.Tensor, source: KVLayout) -> torch.Tensor:
-        """Return ``rows`` [..., heads, row] as the pool keeps them."""
+    def _put(self, kept: torch.Tensor, rows: torch.Tensor, source: KVLayout) -> None:
+        """Make ``kept`` what ``rows`` [layers, 2, tokens, heads, row] are in the pool's dtype."""
         layout = self._pool.layout
         if source.dtype == layout.dtype:
-            return rows
+            kept.copy_(rows)
+            return
         if not layout.has_scales or source.has_scales:
             raise InternalError(f"KV in {source.dtype} does not become {layout.dtype}")
-        numbers, scales = quantise(rows.contiguous().view(TORCH_DTYPES[source.dtype]))
-        scale_bytes = scales.unsqueeze(-1).view(torch.uint8)
-        return torch.cat((numbers.view(torch.uint8), scale_bytes), dim=-1)
-
-
-def _runs(work: Unpack) -> Iterator[tuple[int, SlotRun]]:
-    """Yield each run with the number of its staged block."""
-    for at, runs in enumerate(work.runs):
-        for run in runs:
-            yield at, run
+        numbers, scales = quantise(rows.view(TORCH_DTYPES[source.dtype]))
+        kept[..., : layout.head_dim] = numbers.view(torch.uint8)
+        kept[..., layout.head_dim :] = scales.unsqueeze(-1).view(torch.uint8)
