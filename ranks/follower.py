@@ -28,6 +28,8 @@ from ranks.messages import (
     Loaded,
     Meet,
     Observed,
+    Ping,
+    Pong,
     Post,
     RankSpec,
     Serve,
@@ -155,6 +157,8 @@ class _Transfers:
 
     def _take(self, message: object) -> None:
         match message:
+            case Ping():
+                self._channel.send(Pong())
             case Serve(reader, active) if self._source is not None:
                 self._source.serve(reader, active=active)
             case Connect() if self._reads is not None:

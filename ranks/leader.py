@@ -47,7 +47,7 @@ class Ranks:
         self._endpoints = endpoints
         self._incarnation = incarnation
         self._config = config
-        self._channels: FollowerChannels | None = None
+        self._channels = None if followers is None else FollowerChannels(followers)
 
     @classmethod
     async def start(
@@ -104,12 +104,23 @@ class Ranks:
         """Return never.
 
         Raises:
-            InternalError: a rank is gone.
+            InternalError: a rank is gone, or frozen.
         """
-        if self._followers is None:
+        if self._followers is None or self._channels is None:
             await asyncio.Event().wait()
-        else:
-            await self._followers.watch()
+            return
+        parts = {
+            asyncio.create_task(self._followers.watch()),
+            asyncio.create_task(self._channels.watch()),
+        }
+        try:
+            ended, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            for part in ended:
+                part.result()
+        finally:
+            for part in parts:
+                part.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
 
     def open_reads(self, stats: TransferStats, on_end: Callable[[ReadEnd], None]) -> Reads:
         """Return what carries reads of all ranks out. Once.
@@ -127,11 +138,11 @@ class Ranks:
                 on_end=on_own_end,
             )
 
-        if self._followers is None:
+        if self._channels is None:
             return open_own(on_end)
-        channels = self._open_channels(stats)
-        channels.reads = GroupReads(open_own, channels, on_end)
-        return channels.reads
+        self._channels.stats = stats
+        self._channels.reads = GroupReads(open_own, self._channels, on_end)
+        return self._channels.reads
 
     def open_source(self) -> GroupSource:
         """Return the pools of all ranks as others read them. Once.
@@ -140,18 +151,11 @@ class Ranks:
             ConfigError: the transport cannot be used.
         """
         own = RankSource(self.engine, self._config, incarnation=self._incarnation)
-        channels = None if self._followers is None else self._open_channels(TransferStats())
-        return GroupSource(own, self._endpoints, channels)
+        return GroupSource(own, self._endpoints, self._channels)
 
     async def close(self) -> None:
         """End the followers and what leads to them. On return nothing of theirs runs any more."""
-        if self._followers is None:
-            return
         if self._channels is not None:
             self._channels.close()
-        await asyncio.to_thread(self._followers.kill)
-
-    def _open_channels(self, stats: TransferStats) -> FollowerChannels:
-        assert self._followers is not None
-        self._channels = FollowerChannels(self._followers, stats)
-        return self._channels
+        if self._followers is not None:
+            await asyncio.to_thread(self._followers.kill)

@@ -123,6 +123,16 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
+class Ping:
+    """The leader wants to hear that the follower runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """It runs."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """A follower's part of a read is terminal."""
 
@@ -136,4 +146,4 @@ class Observed:
     read: ReadObservation
 
 
-Command: TypeAlias = Connect | Post | WarmUp | Cancel | TearDown | Serve
+Command: TypeAlias = Connect | Post | WarmUp | Cancel | TearDown | Serve | Ping

@@ -113,6 +113,22 @@ async def test_a_rank_that_ends_while_nothing_runs_ends_the_worker(model: Path) 
             await asyncio.wait_for(watching, DEADLINE_S)
 
 
+async def test_a_rank_that_freezes_while_nothing_runs_ends_the_worker(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next request would be the one to find out, and wait for a collective's end."""
+    monkeypatch.setattr("ranks.channels.PING_INTERVAL_S", 0.2)
+    async with started(model) as ranks:
+        watching = asyncio.create_task(ranks.watch())
+        # All is well for longer than a frozen rank is given.
+        done, _ = await asyncio.wait({watching}, timeout=3.0)
+        assert not done
+        (follower,) = followers()
+        follower.send_signal(signal.SIGSTOP)
+        with pytest.raises(InternalError, match=r"ranks \[1\] of this worker do not answer"):
+            await asyncio.wait_for(watching, DEADLINE_S)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("is_frozen", [False, True], ids=["running", "frozen"])
 def test_no_rank_outlives_its_leader(model: Path, *, is_frozen: bool) -> None:
