@@ -10,7 +10,7 @@ RDMA or shared memory takes no part in a read and survives any end of its reader
 emulates reads with messages, and the source aborts ("unexpected error: Endpoint timeout") when it
 meets a read request of a reader that is gone. No setting was found that prevents it (error handling
 none or peer, rendezvous on or off). Its worker is then restarted, and the requests that it held are
-retried. ``docs/decisions/0006`` has the figures.
+retried. ``docs/decisions/0012-which-ucx-binding.md`` has the figures.
 """
 
 import itertools
