@@ -16,6 +16,7 @@ from transfer.transport import ExtentRows
 
 Pairs: TypeAlias = NDArray[np.int64]
 """[n, 2]: the local and the remote block that hold the same position."""
+_FIRST = np.ones(1, dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +79,16 @@ def merge_pairs(pairs: Pairs, part: Part) -> ExtentRows:
 
     Order is kept. Whole blocks that follow each other on *both* sides become one extent.
     """
-    if part.is_whole:
-        begins = np.ones(len(pairs), dtype=np.bool_)
-        begins[1:] = (np.diff(pairs, axis=0) != 1).any(axis=1)
-        firsts = np.flatnonzero(begins)
+    if part.is_whole and len(pairs) > 1:
+        follows = (pairs[1:] - pairs[:-1] == 1).all(axis=1)
+        firsts = np.flatnonzero(np.concatenate((_FIRST, ~follows)))
     else:
         firsts = np.arange(len(pairs))
+    ends = np.empty_like(firsts)
+    ends[:-1], ends[-1:] = firsts[1:], len(pairs)
     rows = np.empty((len(firsts), 3), dtype=np.int64)
     rows[:, :2] = pairs[firsts] * part.block_nbytes + part.offset
-    rows[:, 2] = np.diff(firsts, append=len(pairs)) * part.nbytes
+    rows[:, 2] = (ends - firsts) * part.nbytes
     return rows
 
 

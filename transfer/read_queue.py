@@ -99,21 +99,31 @@ class _Part:
 
     operation: OperationId
     extents: ExtentRows
-    costs: NDArray[np.int64]
-    """[n + 1]: of all extents before the i-th."""
+    nbytes: int
+    """Of those that are not posted."""
     at: int = 0
+    costs: NDArray[np.int64] | None = None
+    """[n + 1]: of all extents before the i-th; made where a part is posted piece by piece."""
 
     @property
     def is_posted(self) -> bool:
         return self.at == len(self.extents)
 
     def take(self, credit: int) -> tuple[ExtentRows, int]:
-        """Return the next extents that cost at most ``credit``, and what they cost."""
-        spent = int(self.costs[self.at])
-        stop = int(np.searchsorted(self.costs, spent + credit, side="right")) - 1
-        taken = self.extents[self.at : stop]
-        self.at = stop
-        return taken, int(self.costs[stop]) - spent
+        """Return the next extents that cost at most ``credit``, and their bytes."""
+        if _cost(self.nbytes, len(self.extents) - self.at) <= credit:
+            taken, nbytes = self.extents[self.at :], self.nbytes
+        else:
+            if self.costs is None:
+                self.costs = np.zeros(len(self.extents) + 1, dtype=np.int64)
+                np.cumsum(self.extents[:, 2] + DESCRIPTOR_COST_NBYTES, out=self.costs[1:])
+            limit = self.costs[self.at] + credit
+            stop = int(np.searchsorted(self.costs, limit, side="right")) - 1
+            taken = self.extents[self.at : stop]
+            nbytes = int(taken[:, 2].sum())
+        self.at += len(taken)
+        self.nbytes -= nbytes
+        return taken, nbytes
 
 
 @dataclass(slots=True, eq=False)
@@ -130,6 +140,10 @@ class _Flow:
         num_dropped = len(self.parts) - len(kept)
         self.parts = kept
         return num_dropped
+
+
+def _cost(nbytes: int, num_descriptors: int) -> int:
+    return nbytes + num_descriptors * DESCRIPTOR_COST_NBYTES
 
 
 _FlowKey = tuple[Owner, Incarnation]
@@ -266,13 +280,11 @@ class ReadQueue:
 
     def _enqueue(self, key: _FlowKey, operation: OperationId, extents: ExtentRows) -> None:
         rows = split(extents, self._limits.quantum_nbytes)
-        costs = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum(rows[:, 2] + DESCRIPTOR_COST_NBYTES, out=costs[1:])
         flow = self._flows.get(key)
         if flow is None:
             flow = self._flows[key] = _Flow(key[1])
             self._rotation.append(key)
-        flow.parts.append(_Part(operation, rows, costs))
+        flow.parts.append(_Part(operation, rows, int(rows[:, 2].sum())))
 
     def _has_room(self, peer: Incarnation) -> bool:
         of_peer = self._in_flight[peer]
@@ -284,31 +296,31 @@ class ReadQueue:
     def _take(self, flow: _Flow) -> Quantum:
         """Return what the credit of ``flow`` pays for; it always pays for one extent."""
         taken = list(self._spend(flow))
-        extents = joined([rows for _, rows in taken])
+        extents = joined([rows for _, rows, _ in taken])
         quantum = Quantum(
             number=next(self._numbers),
             peer=flow.peer,
-            operations=tuple(operation for operation, _ in taken),
+            operations=tuple(operation for operation, _, _ in taken),
             extents=extents,
-            nbytes=int(extents[:, 2].sum()),
+            nbytes=sum(nbytes for _, _, nbytes in taken),
         )
         self._quanta[quantum.number] = quantum
         self._in_flight[flow.peer] += quantum.nbytes
         self._total_in_flight += quantum.nbytes
         return quantum
 
-    def _spend(self, flow: _Flow) -> Iterator[tuple[OperationId, ExtentRows]]:
+    def _spend(self, flow: _Flow) -> Iterator[tuple[OperationId, ExtentRows, int]]:
         while flow.parts:
             part = flow.parts[0]
-            rows, cost = part.take(flow.credit)
+            rows, nbytes = part.take(flow.credit)
             if not len(rows):
                 return
-            flow.credit -= cost
+            flow.credit -= _cost(nbytes, len(rows))
             entry = self._operations[part.operation]
             entry.num_in_flight += 1
-            entry.nbytes += int(rows[:, 2].sum())
+            entry.nbytes += nbytes
             entry.num_descriptors += len(rows)
-            yield part.operation, rows
+            yield part.operation, rows, nbytes
             if not part.is_posted:
                 return
             flow.parts.popleft()

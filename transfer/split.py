@@ -9,9 +9,9 @@ from transfer.transport import ExtentRows
 
 def split(extents: ExtentRows, max_nbytes: int) -> ExtentRows:
     """Return the same bytes in the same order, in extents of at most ``max_nbytes``."""
-    counts = -(-extents[:, 2] // max_nbytes)
-    if not len(extents) or counts.max() == 1:
+    if not len(extents) or extents[:, 2].max() <= max_nbytes:
         return extents
+    counts = -(-extents[:, 2] // max_nbytes)
     rows = np.repeat(extents, counts, axis=0)
     firsts = np.repeat(np.cumsum(counts) - counts, counts)
     offsets = (np.arange(len(rows)) - firsts) * max_nbytes

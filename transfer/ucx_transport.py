@@ -41,7 +41,7 @@ from transfer.ucx_worker import UcxContext, UcxWorker
 
 log = logging.getLogger(__name__)
 
-_OPTIONS: Final[Mapping[str, str]] = {
+UCX_OPTIONS: Final[Mapping[str, str]] = {
     # Messages at once and without a copy: 2.2 GB/s over loopback TCP instead of 1.3.
     "RNDV_THRESH": "inf",
     "ZCOPY_THRESH": "0",
@@ -84,7 +84,7 @@ class UcxTransport:
         """
         self._incarnation = incarnation
         self._library = load_ucx()
-        self._context = UcxContext(Ucp(self._library), {**_OPTIONS, **(ucx_options or {})})
+        self._context = UcxContext(Ucp(self._library), {**UCX_OPTIONS, **(ucx_options or {})})
         self._is_open = True
         self._host = boot_id()
         self._pool: Pool | None = None
