@@ -45,6 +45,10 @@ MARK_COLOR: Final[dict[Mark, str]] = {
     "failure": "#cf3b34",
     "renewal": "#8c959f",
 }
+TRIANGLES: Final[dict[Mark, str]] = {
+    "ticket": "ticket, sent and received",
+    "renewal": "lease renewed",
+}
 THIN: Final[frozenset[Kind]] = frozenset({"lease", "wait"})
 """Drawn thin: time in which nothing is done."""
 
@@ -165,7 +169,7 @@ def _bar(bar: Bar, scale: Scale, middle: float) -> str:
 def _tick(tick: Tick, x: float, middle: float) -> str:
     color = MARK_COLOR[tick.mark]
     base = middle + BAR / 2 + 1
-    if tick.mark in ("ticket", "renewal"):
+    if tick.mark in TRIANGLES:
         shape = f"<path d='M {x:.1f} {base:.1f} l -4 8 h 8 z' fill='{color}'/>"
     else:
         shape = f"<path d='M {x:.1f} {middle - 14:.1f} v 28' stroke='{color}' stroke-width='2'/>"
@@ -197,10 +201,13 @@ def _legend(y: float, lanes: list[Lane]) -> Iterator[str]:
             )
             yield _text(x + 19, y, meaning, size=11, fill="#424a53")
             x += 19 + len(meaning) * CHAR + 22
-    if any(tick.mark == "ticket" for lane in lanes for tick in lane.ticks):
-        color = MARK_COLOR["ticket"]
-        yield f"<path d='M {x + 6:.0f} {y - 9:.0f} l -5 10 h 10 z' fill='{color}'/>"
-        yield _text(x + 16, y, "ticket, sent and received", size=11, fill="#424a53")
+    marks = {tick.mark for lane in lanes for tick in lane.ticks}
+    for mark, meaning in TRIANGLES.items():
+        if mark in marks:
+            color = MARK_COLOR[mark]
+            yield f"<path d='M {x + 6:.0f} {y - 9:.0f} l -5 10 h 10 z' fill='{color}'/>"
+            yield _text(x + 16, y, meaning, size=11, fill="#424a53")
+            x += 16 + len(meaning) * CHAR + 22
 
 
 def _text(

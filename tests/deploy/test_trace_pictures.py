@@ -200,6 +200,12 @@ def test_a_failed_read_is_drawn_as_one_with_its_reason() -> None:
     assert "peer &lt;gone&gt; &amp;" in draw(trace)
 
 
+def test_what_is_drawn_is_in_the_legend() -> None:
+    assert "lease renewed" in texts(draw(ODD["renewed"]))
+    assert "lease renewed" not in texts(draw(WHOLE))
+    assert "failure" in texts(draw(ODD["a read failed"]))
+
+
 def test_a_worker_that_did_not_answer_is_named() -> None:
     assert "prefill-0: did not answer" in printed(ODD["prefill is gone"])
     assert "decode-0: has nothing of this request" in printed(ODD["forgotten"])
