@@ -197,6 +197,7 @@ def test_a_damaged_number_is_seen_by_all_who_read_its_row(
 
     output = attend(attention_of(kind, plan, pool_of(plan, layout), library), *rows)
 
+    assert quantise(rows[1])[1].isnan().tolist() == [[False, False], [True, False], [False, False]]
     assert output[1:, 0].isnan().all()
     assert output[:, 1].isfinite().all()
 
