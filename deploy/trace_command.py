@@ -46,11 +46,11 @@ def run_trace(url: str, name: str, *, out: Path | None) -> int:
 
 
 def _writer(out: Path) -> Callable[[RequestTrace, Path], None]:
-    writers = {".svg": _write_svg, ".png": _write_png, ".json": _write_json}
+    writers = {".svg": _write_svg, ".png": write_png, ".json": _write_json}
     writer = writers.get(out.suffix.lower())
     if writer is None:
         raise ConfigError(f"--out {out}: end it in {', '.join(writers)}")
-    if writer is _write_png and shutil.which(CONVERTER) is None:
+    if writer is write_png and shutil.which(CONVERTER) is None:
         raise ConfigError(
             f"--out {out}: a PNG needs {CONVERTER} (Debian: librsvg2-bin); or write an .svg"
         )
@@ -65,8 +65,13 @@ def _write_json(trace: RequestTrace, out: Path) -> None:
     _write(out, json.dumps(msgspec.to_builtins(trace), indent=1) + "\n")
 
 
-def _write_png(trace: RequestTrace, out: Path) -> None:
-    command = [CONVERTER, "--width", str(PIXELS), "--output", str(out), "-"]
+def write_png(trace: RequestTrace, out: Path) -> None:
+    """Write the picture of ``trace`` as a PNG.
+
+    Raises:
+        PictureError: the converter is not there, or failed.
+    """
+    command = [CONVERTER, "--width", str(PIXELS), "--output", str(out)]
     try:
         subprocess.run(  # noqa: S603 - a fixed program; the file's name is one argument
             command,
@@ -75,7 +80,10 @@ def _write_png(trace: RequestTrace, out: Path) -> None:
             capture_output=True,
             timeout=CONVERT_TIMEOUT_S,
         )
-    except (OSError, subprocess.SubprocessError) as error:
+    except subprocess.CalledProcessError as error:
+        words = error.stderr.decode(errors="replace").strip()
+        raise PictureError(f"--out {out}: {CONVERTER} failed: {words}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
         raise PictureError(f"--out {out}: {CONVERTER} failed: {error}") from error
 
 

@@ -5,13 +5,17 @@ worker is gone, its read failed) is the one that cannot be drawn.
 """
 
 import io
+import shutil
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import msgspec
 import pytest
 from rich.console import Console
 
+from deploy.cli import run
 from deploy.request_trace import RequestTrace, figures_of, reads_of, summary_of
+from deploy.trace_command import CONVERTER, write_png
 from deploy.trace_lanes import hops_of, lanes_of, tail_of
 from deploy.trace_svg import draw
 from deploy.trace_terminal import print_trace
@@ -209,3 +213,18 @@ def test_what_is_drawn_is_in_the_legend() -> None:
 def test_a_worker_that_did_not_answer_is_named() -> None:
     assert "prefill-0: did not answer" in printed(ODD["prefill is gone"])
     assert "decode-0: has nothing of this request" in printed(ODD["forgotten"])
+
+
+def test_a_png_that_cannot_be_made_here_is_said_before_anything_is_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/does/not/exist")
+    assert run(["trace", "cmpl-1", "--url", "http://127.0.0.1:1", "--out", "way.png"]) == 2
+    assert "a PNG needs rsvg-convert" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which(CONVERTER) is None, reason=f"{CONVERTER} is not installed")
+def test_a_png_is_one(tmp_path: Path) -> None:
+    out = tmp_path / "way.png"
+    write_png(WHOLE, out)
+    assert out.read_bytes().startswith(b"\x89PNG")
