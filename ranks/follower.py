@@ -25,6 +25,7 @@ from ranks.messages import (
     Cancel,
     Connect,
     Ended,
+    Load,
     Loaded,
     Meet,
     Observed,
@@ -80,11 +81,11 @@ def _start(spec: RankSpec, steps: socket.socket) -> Engine:
 
     def join(device: torch.device) -> RankGroup:
         send_frame(steps, Loaded())
-        if not isinstance(message := receive_frame(steps), Meet):
-            raise ConnectionAbortedError(f"unexpected {message} before the ranks have met")
+        _await(steps, Meet)
         return RankGroup.join(spec.store, rank=spec.rank, size=spec.num_ranks, device=device)
 
     place = RankPlace(rank=spec.rank, num_ranks=spec.num_ranks, join=join)
+    _await(steps, Load)
     try:
         return start_engine(
             spec.model_path,
@@ -97,6 +98,12 @@ def _start(spec: RankSpec, steps: socket.socket) -> Engine:
     except Exception as error:
         send_frame(steps, StartFailed(str(error), is_final=isinstance(error, ConfigError)))
         raise
+
+
+def _await(steps: socket.socket, kind: type[Load | Meet]) -> None:
+    # Waits without a deadline: the leader's end closes the socket.
+    if not isinstance(message := receive_frame(steps), kind):
+        raise ConnectionAbortedError(f"unexpected {message} instead of {kind.__name__}")
 
 
 async def _serve(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from typing import TypeVar
 
+import psutil
 import torch
 
 from core.errors import ConfigError, InternalError
@@ -18,7 +19,8 @@ from core.messages import PoolEndpoint
 from engine.rank_group import COLLECTIVE_TIMEOUT_S, LEADER, RankGroup, RankPlace
 from ranks.follower import run_follower
 from ranks.frames import receive_frame, send_frame
-from ranks.messages import Loaded, Meet, RankSpec, Started, StartFailed
+from ranks.load_order import loads_at_once, model_nbytes
+from ranks.messages import Load, Loaded, Meet, RankSpec, Started, StartFailed
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ class Followers:
     """
 
     def __init__(self, spec: RankSpec) -> None:
-        """Start them; they load their parts while the leader loads its own.
+        """Start them; they load their parts beside the leader's, or in turn if memory is short.
 
         Call it in a thread that lives as long as the process: followers die with it.
         """
@@ -53,6 +55,14 @@ class Followers:
         self._followers = [
             _start(replace(spec, rank=rank)) for rank in range(spec.num_ranks) if rank != LEADER
         ]
+        self._in_turn = not loads_at_once(
+            model_nbytes(spec.model_path, dtype=spec.config.model.dtype),
+            free_nbytes=psutil.virtual_memory().available,
+            num_ranks=spec.num_ranks,
+        )
+        if not self._in_turn:
+            for follower in self._followers:
+                self._send(follower, Load())
 
     def __iter__(self) -> Iterator[Follower]:
         return iter(self._followers)
@@ -115,10 +125,11 @@ class Followers:
     def _join(self, device: torch.device) -> RankGroup:
         timeout_s = self._spec.config.deploy.start_timeout_s
         for follower in self._followers:
+            if self._in_turn:
+                self._send(follower, Load())
             self._receive(follower, Loaded, timeout_s)
         for follower in self._followers:
-            with _losing(follower):
-                send_frame(follower.steps, Meet())
+            self._send(follower, Meet())
         group = RankGroup.join(
             self._spec.store, rank=LEADER, size=self._spec.num_ranks, device=device
         )
@@ -128,6 +139,11 @@ class Followers:
 
     def _remove_store(self) -> None:
         shutil.rmtree(self._spec.store.parent, ignore_errors=True)
+
+    @staticmethod
+    def _send(follower: Follower, message: Load | Meet) -> None:
+        with _losing(follower):
+            send_frame(follower.steps, message)
 
     def _receive(self, follower: Follower, kind: type[Message], timeout_s: float) -> Message:
         with _losing(follower):

@@ -39,6 +39,11 @@ class RankSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """Read the model now."""
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     """A follower has its part of the model, and waits to meet the others."""
 

@@ -62,6 +62,18 @@ async def test_greedy_text_of_two_processes_equals_generate(
     assert tokens == generated(reference, PROMPT, count=NUM_TOKENS)
 
 
+@pytest.mark.slow
+async def test_ranks_that_load_in_turn_start_alike(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ranks.followers.loads_at_once", lambda *_, **__: False)
+    async with started(model) as ranks:
+        steps = Steps(ranks)
+        steps.submit([next(steps_of_one_text())])
+        assert isinstance(steps.next(), StepOutput)
+        steps.close()
+
+
 async def test_a13_a_rank_killed_in_mid_step_fails_the_step_and_all_behind_it(model: Path) -> None:
     """Its step is reported only when no rank writes any more."""
     async with started(model) as ranks:
