@@ -32,7 +32,7 @@ P = Incarnation("P")
 LAYOUT = KVLayout(
     (KVGroup(layers=(0, 1, 2, 3)),), block_size=16, num_kv_heads=1, head_dim=64, dtype="float32"
 )
-NUM_BLOCKS = 160
+NUM_BLOCKS = 256
 SCRATCH = NUM_BLOCKS * LAYOUT.block_nbytes
 NBYTES = SCRATCH + 4096
 BLOCKS_PER_QUANTUM = QUANTUM_NBYTES // LAYOUT.block_nbytes
