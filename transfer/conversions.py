@@ -30,8 +30,10 @@ from transfer.staging import ALIGNMENT, Staging, padded
 from transfer.transport import ExtentRows
 
 DAMAGED: Final = "a read has brought other bytes than were sent"
-PORTION_NBYTES: Final = 2**20
+PORTION_NBYTES: Final = 2**21
 """Unpacked at once, on the event loop; a block that is larger is a portion of its own."""
+ROUNDED_PORTION_NBYTES: Final = 2**19
+"""The same where numbers are rounded, which takes several times as long as copying them."""
 _LEAST_NUM_PORTIONS: Final = 8
 """That a small staging has room for, where blocks are small: one lands while others are posted."""
 _NUM_PEERS_AT_LIMIT: Final = 2
@@ -58,6 +60,8 @@ class _Read:
     read: PostRead
     plan: PairPlan
     queued_at: float
+    part: Part
+    """What is read of each of the source's blocks."""
     todo: deque[SourceBlock]
     in_flight: set[OperationId] = field(default_factory=set[OperationId])
     nbytes: int = 0
@@ -70,11 +74,6 @@ class _Read:
     def is_wanted(self) -> bool:
         """Whether what lands is still to be unpacked."""
         return self.failure is None and not self.is_cancelled
-
-    @property
-    def part(self) -> Part:
-        """What is read of each of the source's blocks."""
-        return Part.of_piece(self.read.piece, self.plan.source)
 
     def end(self) -> EndedRead:
         return EndedRead(
@@ -132,7 +131,8 @@ class Conversions:
         )
         if read.operation in self._reads or not blocks:
             raise InternalError(f"operation {read.operation} is known already, or reads nothing")
-        self._reads[read.operation] = _Read(read, plan, now, deque(blocks))
+        part = Part.of_piece(read.piece, plan.source)
+        self._reads[read.operation] = _Read(read, plan, now, part, deque(blocks))
         self._turns.append(read.operation)
 
     def next(self) -> Portion | None:
@@ -226,7 +226,9 @@ class Conversions:
 
     def _chosen(self, entry: _Read) -> list[SourceBlock]:
         """Return the blocks of the next portion: one, or as many as are small together."""
-        room = min(PORTION_NBYTES, self._staging.nbytes // _LEAST_NUM_PORTIONS)
+        is_copied = entry.plan.source.dtype == entry.plan.target.dtype
+        most = PORTION_NBYTES if is_copied else ROUNDED_PORTION_NBYTES
+        room = min(most, self._staging.nbytes // _LEAST_NUM_PORTIONS)
         room_of_share = room // len(entry.plan.shares) // ALIGNMENT * ALIGNMENT
         count = max(1, room_of_share // entry.part.nbytes)
         return list(itertools.islice(entry.todo, count))
