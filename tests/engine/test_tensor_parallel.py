@@ -3,7 +3,10 @@
 Ranks are threads here, joined by the same collectives as processes are.
 """
 
+import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +24,7 @@ from transformers import (
 )
 
 from core.errors import ConfigError, InternalError
+from engine.attention import PagedAttention
 from engine.forward import PagedModel
 from engine.plan import ForwardPlan
 from engine.rank_group import RankGroup, RankPlace
@@ -28,7 +32,7 @@ from engine.runner import ModelRunner
 from engine.tensor_parallel import RowwiseLinear, shard_model
 from tests.engine.rank_threads import load_ranks, on_all_ranks
 from tests.engine.test_forward_parity import expected_logits, random_sequences, run_in_parts
-from tests.engine.test_runner import GREEDY, SEEDED, generated, ids, prompts, run, text
+from tests.engine.test_runner import GREEDY, SEEDED, batches, generated, ids, prompts, run, text
 from tests.engine.tiny_models import make_tiny_model
 
 SPLIT_FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "mistral")
@@ -101,6 +105,40 @@ def test_greedy_and_seeded_text_is_that_of_one_rank(
     # Every rank knows what the leader has sampled.
     assert run_ranks(2) == [alone] * 2
     assert run_ranks(4) == [alone] * 4
+
+
+class _Late:
+    """Attention of a rank that is slower than the others."""
+
+    def __init__(self, attention: PagedAttention) -> None:
+        self._attention = attention
+
+    def attend(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        time.sleep(0.02)
+        return self._attention.attend(*args, **kwargs)
+
+
+def test_a_layer_that_the_leader_reports_is_written_on_every_rank(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its blocks are offered then, of all ranks; a reader would take zeros for KV."""
+    models = load_ranks(folders["llama"], tmp_path / "store", num_ranks=2, num_blocks=96)
+    late = models[1]._attention
+    monkeypatch.setattr(models[1], "_attention", lambda plan: _Late(late(plan)))
+    (prompt,) = prompts(models[0], (8,))
+    batch = next(batches([text(0, prompt, GREEDY)], chunk=8, count=1))
+    written: dict[int, bool] = {}
+
+    def look(layer: int) -> None:
+        written[layer] = bool(models[1].kv_pool.keys[layer][0].abs().sum(dim=(1, 2)).all())
+
+    def run_rank(rank: int) -> None:
+        runner = ModelRunner(models[rank], max_num_seqs=2)
+        marks = (0, 1, 2, 3) if rank == 0 else ()
+        runner.launch(replace(batch, layer_marks=marks), look).wait()
+
+    on_all_ranks(2, run_rank)
+    assert written == dict.fromkeys(range(4), True)
 
 
 def test_c16_ranks_beyond_the_kv_heads_hold_copies_of_one_head(
