@@ -62,7 +62,8 @@ class CacheConfig(_Section):
     """KV pool of one worker."""
 
     block_size: PositiveInt = 16
-    """Token slots in one block. Both sides of a transfer must agree."""
+    """Token slots in one block. Prefill and decode may differ: one a multiple of the other; with
+    sliding windows decode's must not be the larger one."""
     num_blocks: PositiveInt | None = None
     """Blocks in the pool; by default as many as fit in ``memory_gib``."""
     memory_gib: PositiveGib = 1.0
