@@ -67,7 +67,7 @@ class CacheConfig(_Section):
     num_blocks: PositiveInt | None = None
     """Blocks in the pool; by default as many as fit in ``memory_gib``."""
     memory_gib: PositiveGib = 1.0
-    """Size of the pool where ``num_blocks`` is not set."""
+    """Size of the pool, with several ranks of each one's, where ``num_blocks`` is not set."""
     kv_dtype: Literal["auto", "float8_e4m3"] = "auto"
     """Of keys and values in the pool; by default the model's. ``float8_e4m3`` keeps about twice the
     tokens and sends half the bytes, for a small loss of exactness; decode workers may have it where
@@ -140,7 +140,7 @@ class EngineConfig(_Section):
     """How a worker computes."""
 
     num_threads: NonNegativeInt = 0
-    """CPU threads of one worker; 0: all cores."""
+    """CPU threads of one worker, which its ranks share; 0: all cores."""
     attention: Literal["auto", "reference", "native"] = "auto"
     """``native`` is the compiled CPU kernel; ``reference`` is plain torch."""
     tensor_parallel_size: Annotated[int, Field(gt=0, le=1024)] = 1
