@@ -25,8 +25,10 @@ class LoadFailures:
     def is_recomputed(self, loss: Loss) -> bool:
         """Whether the request is to be computed here; otherwise this attempt of it has failed.
 
-        Not where an invariant broke: then nothing here is to be trusted with the request.
+        Not where an invariant of ours broke, which is no peer's doing: then nothing here is to be
+        trusted with the request.
         """
-        policy: Policy = self._policy if loss.kind == "transfer" else "fail"
+        is_of_peer = loss.kind == "transfer" or loss.peer is not None
+        policy: Policy = self._policy if is_of_peer else "fail"
         self._counts[policy].inc()
         return policy == "recompute"

@@ -57,7 +57,7 @@ class DecodeScheduler:
         Raises:
             RequestError: it can never fit into the pool. Nothing was taken.
         """
-        if not sequence.num_tokens:
+        if not sequence.prompt_token_ids:
             raise RequestError("prompt is empty; send at least one token", field="prompt")
         if len(sequence.output_token_ids) >= sequence.sampling.max_tokens:
             raise RequestError(

@@ -8,7 +8,7 @@ from functools import partial
 from blockmgr.fences import KVWriters
 from blockmgr.worker_blocks import WorkerBlocks
 from core.channel import ClientId, ClientLost, ServerChannel
-from core.errors import RequestError
+from core.errors import OverloadedError, RequestError
 from core.ids import BlockId, Incarnation, Owner, StepSeq, new_incarnation
 from core.messages import (
     Abort,
@@ -210,10 +210,14 @@ class DecodeWorker:
         served = Served(client=client, sequence=sequence, arrived_at=self._clock())
         prefill = request.prefill if self._is_worth_a_transfer(sequence) else None
         try:
+            self._check_load(client)
             self._check_tokens(request)
             self._scheduler.add(sequence, remote=prefill is not None)
         except RequestError as error:
             self._fail(served, Loss(owner, str(error), "request", field=error.field))
+            return
+        except OverloadedError as error:
+            self._fail(served, Loss(owner, str(error), "capacity"))
             return
         self._trace.received(sequence)
         self._served[owner] = served
@@ -222,6 +226,12 @@ class DecodeWorker:
             self._receiver.request(sequence, prefill)
         self._mover.carry_out()
         self._steps.wake()
+
+    def _check_load(self, client: ClientId) -> None:
+        """A router has asked for no more than it lets its clients ask for."""
+        limit = self._context.config.router.max_pending_requests
+        if sum(served.client == client for served in self._served.values()) > limit:
+            raise OverloadedError(f"router.max_pending_requests={limit} are here already")
 
     def _check_tokens(self, request: Generate) -> None:
         spec = self._engine.spec
@@ -262,6 +272,11 @@ class DecodeWorker:
 
     def delivered(self, delivery: Delivery) -> None:
         """See ``ReceiverOwner``."""
+        token = delivery.first_token
+        if not self._engine.spec.has_tokens((token.token_id,)):
+            reason = f"prefill sampled token {token.token_id}, which the model does not have"
+            self.lost(Loss(delivery.owner, reason, "transfer"))
+            return
         served = self._served[delivery.owner]
         sequence = served.sequence
         served.kv_nbytes = delivery.stats.kv_nbytes
@@ -275,7 +290,6 @@ class DecodeWorker:
             remote=sequence.num_tokens - sequence.num_cached_tokens,
             cached=sequence.num_cached_tokens,
         )
-        token = delivery.first_token
         self._scheduler.deliver(delivery.owner, token.token_id)
         reason = self._scheduler.finish_delivered(delivery.owner)
         outbox = Outbox()

@@ -10,7 +10,7 @@ import msgspec
 from blockmgr.fences import KVWriters
 from blockmgr.worker_blocks import WorkerBlocks
 from core.channel import ClientId, ClientLost, ServerChannel
-from core.errors import HandshakeError, RequestError
+from core.errors import HandshakeError, OverloadedError, RequestError
 from core.ids import Incarnation, Owner, new_incarnation
 from core.messages import (
     AnyMessage,
@@ -196,12 +196,13 @@ class PrefillWorker:
             case Prefill():
                 self._prefill(client, message)
             case Renew():
-                self._server.send(client, self._book.renew(message, self._clock()))
+                renewed = self._book.renew(message, self._clock(), reader=client.hex())
+                self._server.send(client, renewed)
                 self._lease_may_be_new.set()
             case Reading(active):
                 self._serve(client, active=active)
             case Released() | Withdraw():
-                self._end_by_reader(message)
+                self._end_by_reader(client, message)
             case ClientLost():
                 self._lose_reader(client)
             case _:
@@ -218,9 +219,10 @@ class PrefillWorker:
             log.warning("dropped=Prefill request=%s attempt=%d reason=stale", *owner)
             return
         try:
+            self._check_load(client)
             self._check_tokens(request)
             self._scheduler.add(request)
-        except RequestError as error:
+        except (RequestError, OverloadedError) as error:
             self._book.revoke(owner)
             self._trace.failed(owner, str(error))
             self._refuse(client, owner, str(error))
@@ -232,8 +234,16 @@ class PrefillWorker:
         self._mover.carry_out()
         self._steps.wake()
 
+    def _check_load(self, client: ClientId) -> None:
+        """A reader has asked for no more than routers let it have at once."""
+        limit = 2 * self._context.config.router.max_pending_requests
+        if sum(reader == client for reader in self._readers.values()) >= limit:
+            raise OverloadedError(f"{limit} requests of one decode worker are here already")
+
     def _check_tokens(self, request: Prefill) -> None:
         spec = self._engine.spec
+        if not request.prompt_token_ids:
+            raise RequestError("prompt is empty; send at least one token", field="prompt")
         if not spec.has_tokens((*request.prompt_token_ids, *request.output_token_ids)):
             raise RequestError(f"token ids outside of 0 to {spec.vocab_size - 1}", field="prompt")
 
@@ -249,12 +259,12 @@ class PrefillWorker:
             ),
         )
 
-    def _end_by_reader(self, message: Released | Withdraw) -> None:
+    def _end_by_reader(self, client: ClientId, message: Released | Withdraw) -> None:
         """The reader has all, or wants no more."""
         if isinstance(message, Withdraw):
-            owner, how = self._book.withdraw(message), "withdrawn"
+            owner, how = self._book.withdraw(message, reader=client.hex()), "withdrawn"
         else:
-            owner, how = self._book.released(message), "released"
+            owner, how = self._book.released(message, reader=client.hex()), "released"
         if owner is not None:
             self._trace.ended(owner, how)
             self._release(owner)

@@ -29,6 +29,10 @@ class TransferShape:
     is_converted: bool = False
     """Whether blocks here do not become what they are there, byte by byte."""
 
+    def max_chunks(self, tokens: range) -> int:
+        """How many chunks a request for ``tokens`` may have: each but the last names a block."""
+        return len(self.sizes.groups) * len(self.sizes.indices_there(tokens)) + 1
+
     @classmethod
     def of_equals(cls, layout: KVLayout, *, num_ranks: int = 1) -> "TransferShape":
         """Return the shape of transfers from a source whose blocks are as those here."""
@@ -241,6 +245,8 @@ def covers(pieces: Iterable[PieceId], last_chunk: int | None, shape: TransferSha
         for piece in pieces
         for layer in range(piece.first_layer, piece.last_layer + 1)
     }
+    if len(held) < (last_chunk + 1) * shape.num_ranks * shape.num_layers:
+        return False  # before anything is made of a number that a peer has named
     wanted = itertools.product(
         range(last_chunk + 1), range(shape.num_ranks), range(shape.num_layers)
     )

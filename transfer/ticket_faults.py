@@ -14,6 +14,7 @@ def fault_of(ticket: Ticket, entry: Receiving) -> str | None:
         0 <= piece.first_layer <= piece.last_layer < shape.num_layers
         and 0 <= piece.rank < shape.num_ranks
         and piece.chunk >= 0
+        and (entry.wanted is None or piece.chunk < shape.max_chunks(entry.wanted))
     ):
         return f"{piece} does not exist in {shape}"
     if last_chunk is not None and (

@@ -143,16 +143,17 @@ class TicketBook:
             prefill_s=offer.prefill_s,
         )
 
-    def renew(self, message: Renew, now: float) -> Renewed:
+    def renew(self, message: Renew, now: float, *, reader: str | None = None) -> Renewed:
         """Extend what is held, and tell the reader what is void.
 
-        A request that is still computed has no lease to extend, but is held.
+        A request that is still computed has no lease to extend, but is held. What another than
+        ``reader`` has asked for is void to it; None: whoever it is, it is believed.
         """
         good: list[Owner] = []
         void: list[Owner] = []
         extensions_s = [self._lease_s if self._extension_s is None else self._extension_s]
         for owner in message.requests:
-            entry = self._entries.get(owner)
+            entry = self._of_reader(owner, reader)
             if entry is None or entry.state is _State.REVOKED:
                 self.stats.lease_events["voided"] += 1
                 void.append(owner)
@@ -171,19 +172,20 @@ class TicketBook:
             lease_s=min(extensions_s),
         )
 
-    def released(self, message: Released) -> Owner | None:
+    def released(self, message: Released, *, reader: str | None = None) -> Owner | None:
         """The reader has everything. Return the owner to free; None: void, and counted.
 
-        A release of an older life of this worker, or after the end, harms nobody.
+        A release of an older life of this worker, after the end, or by another than ``reader``,
+        harms nobody.
         """
         if message.incarnation != self._incarnation:
             self.stats.stale["released_incarnation"] += 1
             return None
-        return self._end((message.request_id, message.attempt), "released")
+        return self._end((message.request_id, message.attempt), "released", reader)
 
-    def withdraw(self, message: Withdraw) -> Owner | None:
+    def withdraw(self, message: Withdraw, *, reader: str | None = None) -> Owner | None:
         """The reader will trust no byte. Return the owner to free; None: unknown, and counted."""
-        return self._end((message.request_id, message.attempt), "withdrawn")
+        return self._end((message.request_id, message.attempt), "withdrawn", reader)
 
     def void(self, owner: Owner) -> Renewed:
         """Return the message that tells a reader, unasked, that ``owner`` is void."""
@@ -249,8 +251,14 @@ class TicketBook:
             self._forget(owner)
         return owners
 
-    def _end(self, owner: Owner, event: Literal["released", "withdrawn"]) -> Owner | None:
-        if owner not in self._entries:
+    def _of_reader(self, owner: Owner, reader: str | None) -> _Entry | None:
+        entry = self._entries.get(owner)
+        return None if entry is not None and reader not in {None, entry.reader} else entry
+
+    def _end(
+        self, owner: Owner, event: Literal["released", "withdrawn"], reader: str | None
+    ) -> Owner | None:
+        if self._of_reader(owner, reader) is None:
             self.stats.lease_events["late"] += owner in self._ended
             self.stats.stale[event] += 1
             return None

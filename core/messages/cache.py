@@ -10,13 +10,16 @@ from core.messages.base import Message, Role
 from core.messages.bounded_ids import BoundedIncarnation, BoundedWorkerId
 from core.tiers import Tier
 
+Epoch = Annotated[str, Meta(max_length=128, pattern=r"\A(?:[0-9]{12}-[0-9A-Za-z_]+)?\Z")]
+"""Part of a path in storage: nothing but what ``core.cache_epoch`` makes."""
+
 
 class ResetCache(Message, frozen=True):
     """Forget every prefix computed up to now. Answered by ``CacheReport``, done or not."""
 
     number: Total
     """Of the question; the answer repeats it."""
-    epoch: Name = ""
+    epoch: Epoch = ""
     """What stored blocks are named after from now on, the same on every worker (see
     ``core.cache_epoch``); "": the worker names one, and shares nothing that it stores."""
 

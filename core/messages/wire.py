@@ -65,5 +65,5 @@ def decode(payload: bytes | memoryview) -> AnyMessage:
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         # RecursionError: nested beyond any message, in a field that none of ours has.
         raise TransferError(
-            f"peer sent an unreadable message of {len(payload)} bytes: {error}"
+            f"peer sent an unreadable message of {len(payload)} bytes: {str(error)[:300]}"
         ) from error

@@ -45,8 +45,7 @@ async def open_server(**options: object) -> AsyncIterator[ServerChannel]:
     server = ServerChannel(
         host="127.0.0.1",
         keys=DECODE,
-        incarnation=Incarnation("s1"),
-        **({"welcome": take_all} | options),  # type: ignore[arg-type]
+        **({"welcome": take_all, "incarnation": Incarnation("s1")} | options),  # type: ignore[arg-type]
     )
     try:
         yield server
@@ -250,3 +249,29 @@ async def test_closing_a_channel_tells_its_receiver_that_the_peer_is_lost() -> N
         with pytest.raises(PeerLostError, match="channel closed"):
             await receiving
         serving.cancel()
+
+
+async def test_h04_d15_server_restarted_at_the_same_address_is_another_life() -> None:
+    """What was meant for the old life must not reach the new one, which has another pool."""
+
+    def new_life(_client: ClientId, _hello: Hello) -> Welcome | Refused:
+        return Welcome(worker_id=WorkerId("decode-0"), incarnation=Incarnation("s2"))
+
+    async with open_server() as server:
+        serving = asyncio.create_task(server.receive())
+        port = int(server.address.rsplit(":", 1)[1])
+        old = to(server)
+        await old.connect()
+        serving.cancel()
+    await asyncio.sleep(0.05)  # the old life's descriptors are given up a turn later
+    async with open_server(port=port, welcome=new_life, incarnation=Incarnation("s2")) as server:
+        serving = asyncio.create_task(server.receive())
+        old.send(ABORT)
+        with pytest.raises(PeerLostError, match="connection closed"):
+            await old.receive()
+        old.close()
+        new = to(server)
+        assert (await new.connect()).incarnation == "s2"
+        assert not serving.done()
+        serving.cancel()
+        new.close()

@@ -12,7 +12,9 @@ from prometheus_client import CollectorRegistry
 
 from blockmgr.receive_target import ReceiveTarget
 from blockmgr.states import BlockState
-from core.ids import OperationId
+from core.errors import RequestError
+from core.ids import Attempt, OperationId, RequestId, WorkerId
+from core.sampling import SamplingParams
 from decode.load_failure import LoadFailures, Policy
 from decode.receiver import Loss
 from decode.sequence import Sequence
@@ -146,20 +148,33 @@ def test_c23_a_recomputed_request_needs_no_promise_any_more(bench: Callable[...,
 
 
 @pytest.mark.parametrize(
-    ("policy", "kind", "recomputed"),
+    ("policy", "kind", "peer", "recomputed"),
     [
-        ("recompute", "transfer", True),
-        ("recompute", "internal", False),
-        ("fail", "transfer", False),
+        ("recompute", "transfer", None, True),
+        ("recompute", "internal", "prefill-0", True),
+        ("recompute", "internal", None, False),
+        ("fail", "transfer", "prefill-0", False),
     ],
 )
 def test_c23_the_policy_decides_and_is_counted(
-    policy: Policy, kind: str, *, recomputed: bool
+    policy: Policy, kind: str, peer: WorkerId | None, *, recomputed: bool
 ) -> None:
     registry = CollectorRegistry()
     failures = LoadFailures(policy, registry)
-    loss = Loss(Bench(1).owner("R"), "gone", kind)  # type: ignore[arg-type]
+    loss = Loss(Bench(1).owner("R"), "gone", kind, peer)  # type: ignore[arg-type]
     assert failures.is_recomputed(loss) is recomputed
     name = "sluice_kv_load_failures_total"
     assert registry.get_sample_value(name, {"policy": "recompute"}) == recomputed
     assert registry.get_sample_value(name, {"policy": "fail"}) == (not recomputed)
+
+
+def test_continued_request_without_a_prompt_is_refused(bench: Callable[..., Bench]) -> None:
+    """It would end the step that it is in, and the worker with it."""
+    sequence = Sequence(
+        owner=(RequestId("R"), Attempt(2)),
+        prompt_token_ids=(),
+        sampling=SamplingParams(seed=1, max_tokens=9),
+        output_token_ids=[1, 2],
+    )
+    with pytest.raises(RequestError, match="prompt is empty"):
+        bench(4).scheduler.add(sequence, remote=False)

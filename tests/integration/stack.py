@@ -105,7 +105,8 @@ class Stack:
         self.url = f"http://{HOST}:{self.config.router.port}"
         self.processes: dict[str, BaseProcess] = {}
         self._dead: set[str] = set()  # incarnations that the router may not have missed yet
-        keys, control_port = DeploymentKeys.generate(), claim_port(HOST, 0, field="test")
+        self.keys = keys = DeploymentKeys.generate()
+        control_port = claim_port(HOST, 0, field="test")
         names: list[tuple[Party, str]] = [
             ("router", "router"),
             *(("prefill", f"prefill-{index}") for index in range(config.deploy.prefill)),

@@ -13,7 +13,7 @@ from core.ids import Attempt, BlockId, Generation, Incarnation, Owner, RequestId
 from core.kv_layout import KVGroup
 from core.messages import FirstToken, GroupBlocks, PieceId, Ticket
 from transfer.positions import BlockSizes
-from transfer.receiving import Receiving, TransferShape
+from transfer.receiving import Receiving, TransferShape, covers
 from transfer.ticket_faults import fault_of, gap_in
 
 SHAPE = TransferShape(
@@ -155,3 +155,18 @@ def test_a_ticket_of_tokens_that_no_window_here_needs_has_landed_at_once() -> No
     piece = entry.add(ticket((0, 0, 1), last=False), 0.0)
     assert piece.positions == ()
     assert list(entry.landed()) == [piece]
+
+
+def test_c24_chunk_number_is_bounded_by_the_blocks_that_were_asked_for() -> None:
+    """Otherwise one number of a peer would have its reader keep, and count through, a million."""
+    entry = receiving()
+    most = SHAPE.max_chunks(range(32, 100))
+    assert most == 2 * 5 + 1
+    for chunk, complaint in ((most - 1, None), (most, "does not exist"), (2**20 - 1, "not exist")):
+        fault = fault_of(ticket((0, 2, 1), chunk=chunk, last=False), entry)
+        assert (fault is None) == (complaint is None)
+        assert complaint is None or complaint in str(fault)
+
+
+def test_c24_a_last_chunk_that_is_far_away_is_incomplete_at_once() -> None:
+    assert not covers([PieceId(0, 0, 0, 2**40)], 2**40, SHAPE)

@@ -201,3 +201,15 @@ def test_mutation_extension_by_assignment_frees_too_early(
     lease(book)
     book.renew(Renew(1, (R,)), 1.0)
     assert book.expire(21.0) == [R], "the reader still trusts this lease until 30 s"
+
+
+def test_d14_another_reader_can_neither_release_nor_withdraw_nor_renew(book: TicketBook) -> None:
+    """A reader whose key is good may still name requests that are none of its."""
+    lease(book)
+    assert book.released(Released(*R, P), reader="E") is None
+    assert book.withdraw(Withdraw(*R), reader="E") is None
+    assert book.renew(Renew(1, (R,)), 25.0, reader="E").void == (R,)
+    assert book.next_deadline() == 30.0
+    assert book.stats.stale["released"] == book.stats.stale["withdrawn"] == 1
+    assert book.renew(Renew(1, (R,)), 25.0, reader="D").requests == (R,)
+    assert book.released(Released(*R, P), reader="D") == R
