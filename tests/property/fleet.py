@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from core.config import SchedulerConfig, SluiceConfig, TransferConfig
 from core.ids import Attempt, Incarnation, Owner, RequestId
 from core.kv_layout import KVGroup, KVLayout
@@ -50,6 +52,8 @@ class Plan:
     """Blocks of host memory of each worker, per KV group; 0: no tiers, and no storage."""
     load_failure: Literal["recompute", "fail"] = "fail"
     layer_ranges: int = 1
+    prefill_block_size: int = BLOCK_SIZE
+    """Decode's is ``BLOCK_SIZE``."""
     scheduler: SchedulerConfig = field(
         default_factory=lambda: SchedulerConfig(max_num_seqs=8, max_batch_tokens=16)
     )
@@ -62,8 +66,13 @@ class Fleet:
         self.simulation = Simulation(seed)
         self.rng = self.simulation.rng
         self.plan = plan
+        # Larger blocks on decode do not go together with windows.
+        shapes = SHAPES if plan.prefill_block_size >= BLOCK_SIZE else SHAPES[:1]
         self.layout = KVLayout(
-            self.rng.choice(SHAPES), BLOCK_SIZE, num_kv_heads=1, head_dim=4, dtype="float32"
+            self.rng.choice(shapes), BLOCK_SIZE, num_kv_heads=1, head_dim=4, dtype="float32"
+        )
+        self.prefill_layout = msgspec.structs.replace(
+            self.layout, block_size=plan.prefill_block_size
         )
         transfer = TRANSFER.model_copy(
             update={"load_failure": plan.load_failure, "layer_ranges": plan.layer_ranges}
@@ -219,16 +228,18 @@ class Fleet:
             prefill = self.prefills[source]
             self.simulation.send(name, source, lambda: prefill.take(name, message))
 
-        return VirtualDecode(
+        decode = VirtualDecode(
             self.simulation,
             self.layout,
-            self._pool_size(),
+            self._pool_size(self.layout),
             name=name,
             config=self.config,
             router=self,
             send=send,
             host=self.host,
         )
+        decode.shake_hands(self.plan.prefill_block_size)
+        return decode
 
     def _start_prefill(self) -> None:
         name = f"P{len(self.prefills)}"
@@ -240,16 +251,17 @@ class Fleet:
 
         self.prefills[Incarnation(name)] = VirtualPrefill(
             self.simulation,
-            self.layout,
-            self._pool_size(),
+            self.prefill_layout,
+            self._pool_size(self.prefill_layout),
             name=name,
             config=self.config,
             reply=reply,
             host=self.host,
         )
 
-    def _pool_size(self) -> int:
-        return len(self.layout.groups) * self.plan.num_blocks
+    def _pool_size(self, layout: KVLayout) -> int:
+        """Return the blocks that hold what ``num_blocks`` of decode's do, per group."""
+        return len(layout.groups) * layout.num_blocks_for(self.plan.num_blocks * BLOCK_SIZE)
 
     def _kill(self) -> None:
         """A prefill worker dies; its readers notice, and another life takes its place."""

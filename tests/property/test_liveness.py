@@ -6,6 +6,7 @@ are the real state machines; only time, sockets and the device are virtual.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -66,6 +67,19 @@ def test_j05_c23_requests_whose_kv_does_not_come_are_served_where_they_are() -> 
     fleets = [serve(seed, "recompute") for seed in range(100, 112)]
     assert sum(fleet.num_recomputed for fleet in fleets) > 5
     assert sum(fleet.num_lost for fleet in fleets) == 0
+
+
+@pytest.mark.parametrize("prefill_block_size", [1, 2, 8, 12])
+def test_j05_requests_are_served_where_blocks_differ_in_size(prefill_block_size: int) -> None:
+    """A block here may take several tickets, a ticket's block several here: both are promised."""
+    fleets: list[Fleet] = []
+    for seed in range(200, 208):
+        shaped = replace(plan(seed), prefill_block_size=prefill_block_size, num_slots=0)
+        fleets.append(Fleet(seed, shaped))
+        fleets[-1].run(patience=PATIENCE_S)
+        fleets[-1].check_all_free()
+    assert sum(fleet.num_early_tickets for fleet in fleets) > 10
+    assert sum(fleet.num_killed for fleet in fleets) > 2
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from blockmgr.receive_target import ReceiveTarget
@@ -28,6 +29,7 @@ from transfer.actions import (
     TearDown,
 )
 from transfer.reader import Reader
+from transfer.receiving import TransferShape
 
 
 class Router(Protocol):
@@ -70,6 +72,7 @@ class VirtualDecode:
         )
         self._recomputes = config.transfer.load_failure == "recompute"
         self.num_recomputed = 0
+        self._shape = TransferShape.of_equals(layout)
         self._simulation = simulation
         self._depth = config.scheduler.overlap_depth
         self._device = Device(simulation)
@@ -81,6 +84,11 @@ class VirtualDecode:
         self._dead: set[Incarnation] = set()
         self._num_preemptions_seen = 0
 
+    def shake_hands(self, source_block_size: int) -> None:
+        """Every source has blocks of ``source_block_size`` tokens."""
+        sizes = replace(self._shape.sizes, source=source_block_size)
+        self._shape = replace(self._shape, sizes=sizes)
+
     # Requests
 
     def generate(self, sequence: Sequence, source: Incarnation | None) -> None:
@@ -91,7 +99,9 @@ class VirtualDecode:
             now = self._simulation.now
             wanted = range(sequence.num_computed, sequence.num_tokens)
             owner = sequence.owner
-            self._carry_out(self.reader.requested(owner, source, now, wanted=wanted))
+            self._carry_out(
+                self.reader.requested(owner, source, now, wanted=wanted, shape=self._shape)
+            )
             request = Prefill(
                 request_id=owner[0],
                 attempt=owner[1],
@@ -238,8 +248,8 @@ class VirtualDecode:
 
     def _allocate(self, owner: Owner, ticket: Ticket) -> list[Action]:
         targets = [
-            ReceiveTarget(named.group, named.first_index, len(named.block_ids))
-            for named in ticket.blocks
+            ReceiveTarget(run.group, run.first_index, run.count)
+            for run in self.reader.positions(owner, ticket.piece)
         ]
         operation = next(self._operations)
         placed = self.scheduler.receive(owner, targets, operation)
