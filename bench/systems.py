@@ -49,14 +49,22 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def sluice(name: str, model: Path, work: Path, *, prefill: int) -> ServedSystem:
+def sluice(
+    name: str,
+    model: Path,
+    work: Path,
+    *,
+    prefill: int,
+    sections: Mapping[str, Mapping[str, object]] | None = None,
+) -> ServedSystem:
     """Return this repository's deployment with ``prefill`` prefill workers and one decode worker.
 
-    ``work`` receives its config file.
+    ``work`` receives its config file, with ``sections`` beside the model's.
     """
     config = work / f"{name}.yaml"
     section = {"model": str(model), "served_name": SERVED_NAME, "dtype": "bfloat16"}
-    config.write_text(json.dumps({"model": section}), encoding="utf-8")  # JSON is YAML
+    content = {"model": section, **(sections or {})}
+    config.write_text(json.dumps(content), encoding="utf-8")  # JSON is YAML
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "deploy.main", "serve", "--config", str(config)]
