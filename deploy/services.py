@@ -37,7 +37,7 @@ class RouterService:
         """Serve the API until ``stop``."""
         context = self.context
         return run_router(
-            replace(context, keys=_keys(context.config, "router", context.keys)), stop
+            replace(context, keys=keys_of(context.config, "router", context.keys)), stop
         )
 
 
@@ -60,12 +60,7 @@ class WorkerService:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``, on whichever machine Ray has placed it."""
-        context = replace(
-            self.context,
-            model_path=self._model_path(),
-            host=self._host(),
-            keys=_keys(self.context.config, self.role, self.context.keys),
-        )
+        context = replace(self.with_keys(), model_path=self._model_path(), host=self._host())
         # Imported here: the driver and the router never load torch.
         if self.role == "prefill":
             from prefill.worker import run_prefill  # noqa: PLC0415
@@ -75,6 +70,15 @@ class WorkerService:
             from decode.worker import run_decode  # noqa: PLC0415
 
             await run_decode(context, stop)
+
+    def with_keys(self) -> WorkerContext:
+        """Return the context with the keys of this machine.
+
+        Raises:
+            ConfigError: the folder of keys cannot be used.
+        """
+        keys = keys_of(self.context.config, self.role, self.context.keys)
+        return replace(self.context, keys=keys)
 
     def _model_path(self) -> Path:
         if self.context.model_path.is_dir():
@@ -87,7 +91,7 @@ class WorkerService:
         return ray.util.get_node_ip_address()
 
 
-def _keys(config: SluiceConfig, party: Party, given: ChannelKeys) -> ChannelKeys:
+def keys_of(config: SluiceConfig, party: Party, given: ChannelKeys) -> ChannelKeys:
     """Return the keys in the configured folder of this machine, or, without one, those given.
 
     Raises:
