@@ -53,7 +53,7 @@ def test_one_that_refuses_is_not_asked_again_in_this_life() -> None:
     assert candidates.due(1.0) == [P_AGAIN]
 
 
-def test_h03_a_restart_is_a_new_pair_and_the_old_one_leaves() -> None:
+def test_h04_d15_a_restart_is_a_new_pair_and_the_old_one_leaves() -> None:
     candidates = Prewarming()
     candidates.announced("router", [P, Q], 0.0)
     candidates.due(0.0)
