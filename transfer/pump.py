@@ -82,6 +82,13 @@ class Pump:
         if not self._is_closed and self._soon is None:
             self._soon = self._loop.call_soon(self._turn)
 
+    def look_now(self) -> None:
+        """Look at once; only from the loop, and at the end of what the caller does."""
+        if not self._is_closed:
+            if self._soon is not None:
+                self._soon.cancel()
+            self._turn()
+
     async def drain(self, *, timeout_s: float) -> bool:
         """Wait until no own read is outstanding; return whether that came within ``timeout_s``.
 

@@ -280,7 +280,8 @@ class RankReads:
             self._post_quantum(quantum)
             if time.monotonic() >= turn_ends_at:
                 self._feed_soon()
-                return
+                break
+        self._pump.look_now()
 
     def _post_quantum(self, quantum: Quantum) -> None:
         began_at = time.monotonic()  # the loop's own time is that of its turn's start
