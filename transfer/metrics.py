@@ -164,6 +164,7 @@ class TransferMetrics:
             "posted": stats.reads_posted,
             "completed": stats.reads_completed,
             "failed": stats.reads_failed,
+            "cancelled": stats.reads_cancelled,
             "timed_out": stats.read_timeouts,
         }
         yield self._by_label("sluice_kv_reads", "Reads by what became of them", "event", totals)
