@@ -6,7 +6,7 @@ from core.config import TransferConfig
 from core.ids import Attempt, Incarnation, OperationId, Owner, RequestId
 from core.messages import PieceId, Released, Renew, Renewed, Withdraw
 from transfer.actions import Action, CancelRead, OperationTerminal, Send, TearDown, WarmUp
-from transfer.operations import Operation, Operations
+from transfer.operations import Operation, Operations, count_blocks
 from transfer.source_link import SourceLink
 from transfer.stats import TransferStats
 
@@ -35,9 +35,7 @@ class Endpoints:
     @property
     def num_quarantined_blocks(self) -> int:
         """Blocks that only wait for a read to become terminal."""
-        return sum(
-            pending.num_blocks for pending in self._operations.all() if pending.is_quarantined
-        )
+        return count_blocks(each for each in self._operations.all() if each.is_quarantined)
 
     # Requests
 
@@ -100,7 +98,7 @@ class Endpoints:
         link = self._open(source)
         nobody: Owner = (RequestId(f"warm-up of {source}"), Attempt(1))
         piece = PieceId(0, 0, 0, 0)
-        pending = Operation(operation, source, nobody, piece, now, num_blocks=0, nbytes=0)
+        pending = Operation(operation, source, nobody, piece, now, frozenset(), nbytes=0)
         pending.is_quarantined = True
         self._operations.begin(pending)
         link.operations.add(operation)
@@ -120,7 +118,7 @@ class Endpoints:
         link = self._links[pending.peer]
         link.operations.discard(operation)
         actions = self._reading_edge(link)
-        if pending.num_blocks:
+        if pending.block_ids:
             actions.insert(0, OperationTerminal(operation))
         if failure is not None and not link.is_torn:
             actions += self.tear_down(pending.peer, failure)
@@ -141,7 +139,7 @@ class Endpoints:
             if pending.is_quarantined and not self._links[pending.peer].is_torn
         ]
         actions: list[Action] = []
-        num_blocks = sum(pending.num_blocks for pending in held)
+        num_blocks = count_blocks(held)
         while num_blocks > self._max_quarantined_blocks:
             peer = held[0].peer
             self._stats.quarantine_alarms += 1
@@ -150,7 +148,7 @@ class Endpoints:
                 f"{num_blocks} blocks are in quarantine, {self._max_quarantined_blocks} may be",
             )
             held = [pending for pending in held if pending.peer != peer]
-            num_blocks = sum(pending.num_blocks for pending in held)
+            num_blocks = count_blocks(held)
         return actions
 
     def tear_down(self, source: Incarnation, reason: str) -> list[Action]:

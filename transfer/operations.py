@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from core.errors import InvalidTransitionError
-from core.ids import Incarnation, OperationId, Owner
+from core.ids import BlockId, Incarnation, OperationId, Owner
 from core.messages import PieceId
 
 
@@ -17,10 +17,16 @@ class Operation:
     owner: Owner
     piece: PieceId
     posted_at: float
-    num_blocks: int
+    block_ids: frozenset[BlockId]
+    """Here, that it fills; reads of other layers may fill the same."""
     nbytes: int
     is_quarantined: bool = False
     """Its request ended or was rolled back, or never was: only its end matters now."""
+
+
+def count_blocks(operations: Iterable[Operation]) -> int:
+    """Return how many blocks are filled by one or more of ``operations``."""
+    return len(frozenset[BlockId]().union(*(operation.block_ids for operation in operations)))
 
 
 class Operations:

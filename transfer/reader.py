@@ -265,7 +265,7 @@ class Reader:
                 owner=owner,
                 piece=piece_id,
                 posted_at=now,
-                num_blocks=piece.num_blocks,
+                block_ids=frozenset(block_id for run in target for block_id in run.block_ids),
                 nbytes=piece.num_source_blocks * num_layers * entry.shape.layer_nbytes,
             )
         )

@@ -16,7 +16,6 @@ from core.ids import Owner
 from core.messages import PieceId, Ticket
 from tests.transfer.adversary import Network
 from tests.transfer.two_sides import BLOCK_SIZE, DecodeSide, PrefillSide, layout, owner
-from transfer.reader import Reader
 
 R = owner()
 NUM_LAYERS = 6
@@ -58,12 +57,14 @@ class TwoSides:
     """R with two chunks at a source, cut into tickets."""
 
     def __init__(
-        self, ends: Sequence[int], *, by_groups: bool, reader: type[Reader] = Reader
+        self, ends: Sequence[int], *, by_groups: bool, max_quarantined_blocks: int = 1000
     ) -> None:
         kv = layout(NUM_GROUPS, NUM_LAYERS)
         network = Network()
         self.source = PrefillSide(network, kv)
-        self.decode = DecodeSide(network, kv, num_blocks=16, reader=reader)
+        self.decode = DecodeSide(
+            network, kv, num_blocks=16, max_quarantined_blocks=max_quarantined_blocks
+        )
         self.decode.pair(self.source)
         self.decode.request(R, self.source)
         chunks = [
@@ -175,6 +176,19 @@ def test_ranges_of_one_chunk_take_blocks_once() -> None:
     assert named[1] == named[2] == named[3]
     assert len(list(itertools.chain(*named))) == 4 * NUM_GROUPS * NUM_BLOCKS
     sides.decode.land_all()
+    sides.finish()
+
+
+def test_c20_a_block_that_several_reads_may_still_fill_is_in_quarantine_once() -> None:
+    # Given a bound that just takes all of R's blocks
+    sides = TwoSides([2, 4], by_groups=False, max_quarantined_blocks=8)
+    for ticket in sides.tickets:
+        sides.decode.ticket(ticket)
+    # When R is cancelled while all four reads are under way, three of them of the same blocks
+    sides.decode.cancel(R)
+    # Then its source is not torn down for more blocks than there are
+    assert sides.decode.reader.num_quarantined_blocks == 8
+    assert not sides.decode.torn
     sides.finish()
 
 

@@ -326,7 +326,15 @@ def test_a_read_that_somebody_waits_for_is_never_taken_back(
     with pytest.raises(InternalError, match="waits"):
         decode.reader.read_cancelled(OperationId(1))
     decode.reader._endpoints.begin(  # let the fixture validate
-        Operation(OperationId(1), prefill.incarnation, R, PieceId(0, 0, 1, 0), 0.0, 4, 4)
+        Operation(
+            OperationId(1),
+            prefill.incarnation,
+            R,
+            PieceId(0, 0, 1, 0),
+            0.0,
+            frozenset({BlockId(4)}),
+            4,
+        )
     )
     decode.nic.finish()
 
