@@ -57,7 +57,7 @@ class PublicKeyFolder:
     def _reload(self) -> None:
         try:
             keys = {party: _read_public(self._folder, party) for party in PARTIES}
-        except ConfigError as error:
+        except (ConfigError, OSError) as error:
             if str(error) != self._fault:
                 log.warning("event=keys_not_reloaded reason=%s", error)
             self._fault = str(error)

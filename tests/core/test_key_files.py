@@ -151,6 +151,22 @@ def test_folder_that_cannot_be_read_any_more_changes_nothing_and_is_told_once(
     assert len(re.findall("event=keys_not_reloaded", caplog.text)) == 1
 
 
+def test_folder_that_may_not_be_read_any_more_changes_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error that left the look-up would end whoever asks for admission, for good."""
+    clock = Clock()
+    public = PublicKeyFolder(folder, clock=clock)
+    before = public.of("decode")
+
+    def deny(_path: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", deny)
+    clock.now += RELOAD_INTERVAL_S
+    assert public.of("decode") == before
+
+
 @pytest.mark.parametrize("party", PARTIES)
 def test_keys_of_one_party_are_not_taken_for_anothers(folder: Path, party: Party) -> None:
     public = PublicKeyFolder(folder)
