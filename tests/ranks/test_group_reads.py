@@ -17,7 +17,7 @@ from core.ids import Attempt, Incarnation, OperationId, RequestId, WorkerId
 from core.messages import GroupBlocks, PieceId, Welcome
 from ranks import group_reads
 from ranks.group_reads import GroupReads
-from ranks.messages import Cancel, Command, Connect, Post, TearDown
+from ranks.messages import Cancel, Command, Connect, Post, TearDown, WarmUp
 from transfer.actions import PostRead
 from transfer.reads import ReadEnd
 
@@ -47,6 +47,7 @@ class ScriptedReads:
     connected: list[Incarnation] = field(default_factory=list)
     torn: list[Incarnation] = field(default_factory=list)
     cancelled: list[OperationId] = field(default_factory=list)
+    warmed: list[tuple[OperationId, Incarnation]] = field(default_factory=list)
     is_closed: bool = False
     refusal: Exception | None = None
     transport: str = "scripted"
@@ -61,7 +62,7 @@ class ScriptedReads:
         self.posted.append(read.operation)
 
     def warm_up(self, operation: OperationId, source: Incarnation) -> None:
-        raise NotImplementedError
+        self.warmed.append((operation, source))
 
     def cancel(self, operation: OperationId) -> None:
         self.cancelled.append(operation)
@@ -296,3 +297,13 @@ async def _any_order(data: st.DataObject) -> None:
     for end in world.ends:
         has_failed = any((rank, end.operation) in failed for rank in range(num_ranks))
         assert (end.failure is not None) == has_failed
+
+
+async def test_every_rank_warms_its_own_pair_up_and_that_ends_once(two_ranks: World) -> None:
+    two_ranks.reads.warm_up(OperationId(1), SOURCE)
+    assert two_ranks.own.warmed == [(OperationId(1), SOURCE)]
+    assert two_ranks.others.commands == [WarmUp(OperationId(1), SOURCE)]
+    two_ranks.end(0, 1)
+    assert two_ranks.ends == []
+    two_ranks.end(1, 1)
+    assert [end.failure for end in two_ranks.ends] == [None]
