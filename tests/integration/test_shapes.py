@@ -32,7 +32,7 @@ PROMPTS = [prompt_of(length, VOCAB_SIZE) for length in LENGTHS]
 
 @pytest.mark.parametrize(
     ("family", "there", "here"),
-    [("llama", 32, 16), ("llama", 16, 32), ("qwen3", 48, 16), ("gemma3", 32, 16)],
+    [("llama", 32, 16), ("llama", 16, 32), ("qwen3", 16, 48), ("gemma3", 32, 16)],
 )
 def test_blocks_of_another_size_answer_as_generate_does(
     family: str, there: int, here: int, tmp_path: Path
@@ -46,6 +46,7 @@ def test_blocks_of_another_size_answer_as_generate_does(
         prefill={"cache": {"block_size": there}},
         decode={"cache": {"block_size": here}},
         scheduler={"max_batch_tokens": 64},
+        transfer={"checksums": family == "qwen3"},
     ) as stack:
         answers = run(stack, PROMPTS, 24)
         assert_same(answers, expected, PROMPTS)
@@ -58,6 +59,23 @@ def test_blocks_of_another_size_answer_as_generate_does(
         assert_same(answers, expected, longer)
         for worker in ("prefill-0", "decode-0"):
             stack.wait_idle(worker)
+
+
+def test_heads_with_windows_of_their_own_cross_between_block_sizes(tmp_path: Path) -> None:
+    model_path = tiny_model("llama", tmp_path)
+    sections = {
+        "model": FLOAT32,
+        "cache": {"memory_gib": 0.05},
+        "scheduler": {"max_batch_tokens": 64},
+        "kv_groups": {"head_window": {"heads": [1], "window": 40, "sink": 3}},
+    }
+    with Stack.open(model_path, deploy={"prefill": 0}, **sections) as stack:
+        alone = run(stack, PROMPTS, 24)
+    with Stack.open(model_path, prefill={"cache": {"block_size": 32}}, **sections) as stack:
+        answers = run(stack, PROMPTS, 24)
+        assert {answer["sluice"]["path"] for answer in answers} == {"disaggregated"}
+    expected = [answer["choices"][0]["token_ids"] for answer in alone]
+    assert_same(answers, expected, PROMPTS)
 
 
 def test_c15_blocks_that_a_window_keeps_apart_are_refused_and_computed_on_decode(
