@@ -110,7 +110,7 @@ async def under_load(
 
 def test_c20_killed_prefill_worker_costs_nobody_the_answer(stack: Stack, model_path: Path) -> None:
     results = asyncio.run(under_load(stack, lambda: stack.kill("prefill-0")))
-    # Every request is retried on decode alone, and says what it would have said.
+    # Every request is computed on decode alone, and says what it would have said.
     assert {status for status, _, _ in results} == {200}
     prompts = [prompt_of(100 + 37 * n % 600, VOCAB_SIZE, seed=n) for n in range(24)]
     expected = generate_reference(model_path, prompts, num_tokens=60)
