@@ -8,6 +8,7 @@ MLP's columns) belongs to one rank alone. Embeddings and the output embedding ar
 Source: Shoeybi et al., "Megatron-LM" (2019), section 3.
 """
 
+import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,8 @@ from engine.rank_group import RankGroup, RankPlace
 COLWISE, ROWWISE = "colwise", "rowwise"
 _WHOLE = {"replicated_with_grad_allreduce", "embedding_rowwise"}
 """Styles of parts that stay whole here: a norm over one head, embeddings."""
+SUM_TOLERANCE = 1e-3
+"""Of the norm of the difference over the whole's, in float32."""
 _KEY_VALUE = ("k_proj", "v_proj")
 _ATTENTION = ("q_proj", *_KEY_VALUE)
 
@@ -87,14 +90,8 @@ def shard_model(module: Any, *, num_kv_heads: int, rank: int, num_ranks: int) ->
     split = _Split(config, num_kv_heads=num_kv_heads, rank=rank, num_ranks=num_ranks)
     planned = dict(_planned(module, config.base_model_tp_plan or {}))
     split.check_plan(module, planned)
-    for name, style in planned.items():
-        parent_name, _, own_name = name.rpartition(".")
-        linear = module.get_submodule(name)
-        if style == COLWISE:
-            split.keep_rows(linear, own_name)
-        elif style == ROWWISE:
-            parent = module.get_submodule(parent_name)
-            setattr(parent, own_name, split.rowwise(linear, name))
+    check_sums(module, planned, split, num_ranks=num_ranks)
+    split.keep_part(module, planned)
     for part in _split_parents(module, planned).values():
         if _is_attention(part):
             attention: Any = part
@@ -112,37 +109,65 @@ class _Split:
     """Arithmetic of one rank's part, and what cannot be split."""
 
     def __init__(self, config: Any, *, num_kv_heads: int, rank: int, num_ranks: int) -> None:  # noqa: ANN401
+        self._config = config
         self._model_type: str = config.model_type
         self._rank, self._num_ranks = rank, num_ranks
         self._kv_heads = heads_of_rank(num_kv_heads, rank=rank, num_ranks=num_ranks)
         self._num_kv_heads = num_kv_heads
         self._num_layers: int = config.num_hidden_layers
-        num_heads: int = config.num_attention_heads
+        self._num_heads = num_heads = config.num_attention_heads
         if num_heads % num_ranks:
-            raise self._refusal(f"its {num_heads} attention heads cannot be split evenly")
+            raise self.refusal(f"its {num_heads} attention heads cannot be split evenly")
         self.queries_per_kv_head = num_heads // num_ranks // len(self._kv_heads)
 
     def check_plan(self, module: nn.Module, planned: Mapping[str, str]) -> None:
         """Raise unless each part of the layers is known to be split or to be whole."""
         for name, style in planned.items():
             if style not in {COLWISE, ROWWISE} | _WHOLE:
-                raise self._refusal(f"{name} is to be split as {style!r}, which is not supported")
+                raise self.refusal(f"{name} is to be split as {style!r}, which is not supported")
             is_split = style in {COLWISE, ROWWISE}
             if is_split and type(module.get_submodule(name)) is not nn.Linear:
-                raise self._refusal(f"{name} is to be split, and is no plain linear map")
+                raise self.refusal(f"{name} is to be split, and is no plain linear map")
         parents = _split_parents(module, planned)
         for parent, part in parents.items():
             for name, _ in part.named_parameters():
                 owner = f"{parent}.{name}".rpartition(".")[0]
                 if owner not in planned:
-                    raise self._refusal(f"its plan says nothing of {parent}.{name}")
+                    raise self.refusal(f"its plan says nothing of {parent}.{name}")
         attentions = [name for name, part in parents.items() if _is_attention(part)]
         if len(attentions) != self._num_layers:
-            raise self._refusal("its plan does not split the attention of every layer")
+            raise self.refusal("its plan does not split the attention of every layer")
         for name in attentions:
             styles = {planned.get(f"{name}.{own}") for own in _ATTENTION}
             if styles != {COLWISE}:
-                raise self._refusal(f"its plan does not split {name} into {', '.join(_ATTENTION)}")
+                raise self.refusal(f"its plan does not split {name} into {', '.join(_ATTENTION)}")
+            self._check_widths(module.get_submodule(name), name)
+
+    def _check_widths(self, attention: Any, name: str) -> None:  # noqa: ANN401
+        """Raise where a projection has more in it than its heads, such as a gate beside them."""
+        (query, key, value) = (getattr(attention, own).out_features for own in _ATTENTION)
+        if key != value or query * self._num_kv_heads != key * self._num_heads:
+            raise self.refusal(
+                f"the projections of {name} have {query}, {key} and {value} columns for "
+                f"{self._num_heads} heads and {self._num_kv_heads} KV heads"
+            )
+
+    def of_rank(self, rank: int) -> "_Split":
+        """Return the split of another rank."""
+        return _Split(
+            self._config, num_kv_heads=self._num_kv_heads, rank=rank, num_ranks=self._num_ranks
+        )
+
+    def keep_part(self, module: nn.Module, planned: Mapping[str, str]) -> None:
+        """Keep this rank's part of what ``planned`` names in ``module``."""
+        for name, style in planned.items():
+            parent_name, _, own_name = name.rpartition(".")
+            linear: Any = module.get_submodule(name)
+            if style == COLWISE:
+                self.keep_rows(linear, own_name)
+            elif style == ROWWISE:
+                parent = module.get_submodule(parent_name)
+                setattr(parent, own_name, self.rowwise(linear, name))
 
     def keep_rows(self, linear: nn.Linear, own_name: str) -> None:
         """Keep this rank's output columns, which are rows of the weight."""
@@ -162,15 +187,70 @@ class _Split:
 
     def _share(self, width: int, name: str) -> slice:
         if width % self._num_ranks:
-            raise self._refusal(f"the {width} columns of {name} cannot be split evenly")
+            raise self.refusal(f"the {width} columns of {name} cannot be split evenly")
         share = width // self._num_ranks
         return slice(self._rank * share, (self._rank + 1) * share)
 
-    def _refusal(self, reason: str) -> ConfigError:
+    def refusal(self, reason: str) -> ConfigError:
+        """Return the error that names the model's type, ``reason`` and the fix."""
         return ConfigError(
             f"engine.tensor_parallel_size={self._num_ranks}: a model of type "
             f"{self._model_type!r} cannot be split so: {reason}; use tensor_parallel_size: 1"
         )
+
+
+@torch.inference_mode()
+def check_sums(
+    module: nn.Module, planned: Mapping[str, str], split: _Split, *, num_ranks: int
+) -> None:
+    """Raise unless the ranks' parts of an MLP add up to the whole, tried on the first of each kind.
+
+    A plan may call fused projections colwise, whose halves a cut by columns would mix up.
+    """
+    seen: set[str] = set()
+    for name, part in _split_parents(module, planned).items():
+        kind = re.sub(r"\d+", "*", name)
+        if _is_attention(part) or kind in seen:
+            continue
+        seen.add(kind)
+        own = {
+            inner.removeprefix(f"{name}."): style
+            for inner, style in planned.items()
+            if inner.startswith(f"{name}.")
+        }
+        try:
+            error = _difference_of_sum(part, own, split, num_ranks=num_ranks)
+        except (TypeError, RuntimeError, AttributeError) as failure:
+            raise split.refusal(f"{name} cannot be tried in parts ({failure})") from failure
+        if not error < SUM_TOLERANCE:
+            raise split.refusal(f"the parts of {name} do not add up to it: they differ {error:.1e}")
+
+
+def _difference_of_sum(
+    part: nn.Module, planned: Mapping[str, str], split: _Split, *, num_ranks: int
+) -> float:
+    """Return how far the sum of the ranks' outputs is from the whole's, relative to it."""
+    (first, *_) = [name for name, style in planned.items() if style == COLWISE] or [""]
+    width: Any = part.get_submodule(first).in_features
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 5, width, generator=generator)
+    whole = copy.deepcopy(part).float()
+    expected = whole(x)
+    total = torch.zeros_like(expected)
+    for rank in range(num_ranks):
+        piece = copy.deepcopy(whole)
+        split.of_rank(rank).keep_part(piece, planned)
+        if rank:
+            _drop_biases(piece)
+        total += piece(x)
+    return float((total - expected).norm() / expected.norm())
+
+
+def _drop_biases(piece: nn.Module) -> None:
+    """A bias behind a sum is added once, by the first rank here."""
+    for part in piece.modules():
+        if isinstance(part, RowwiseLinear):
+            part.bias = None
 
 
 def _planned(module: nn.Module, plan: Mapping[str, str]) -> Iterator[tuple[str, str]]:

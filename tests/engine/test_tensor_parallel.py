@@ -214,6 +214,43 @@ def test_a_model_that_cannot_be_split_is_refused_with_the_fix(
     assert str(refusal.value).endswith("use tensor_parallel_size: 1")
 
 
+class _FusedMLP(torch.nn.Module):
+    """Gate and up in one projection, one behind the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up_proj = torch.nn.Linear(32, 96, bias=False)
+        self.down_proj = torch.nn.Linear(48, 32, bias=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(torch.nn.functional.silu(gate) * up)
+
+
+def test_a_plan_that_would_mix_up_the_halves_of_a_projection_is_refused() -> None:
+    """The shapes fit, the text would look plausible."""
+    model: Any = _llama()
+    for layer in model.model.layers:
+        layer.mlp = _FusedMLP()
+    plan = {
+        name: style for name, style in model.config.base_model_tp_plan.items() if "attn" in name
+    }
+    model.config.base_model_tp_plan = plan | {
+        "layers.*.mlp.gate_up_proj": "colwise",
+        "layers.*.mlp.down_proj": "rowwise",
+    }
+    with pytest.raises(ConfigError, match=r"parts of model\.layers\.0\.mlp do not add up to it"):
+        shard_model(model, num_kv_heads=2, rank=0, num_ranks=2)
+
+
+def test_a_projection_with_a_gate_beside_the_heads_is_refused() -> None:
+    model: Any = _llama()
+    for layer in model.model.layers:
+        layer.self_attn.q_proj = torch.nn.Linear(32, 64, bias=False)
+    with pytest.raises(ConfigError, match=r"have 64, 16 and 16 columns for 4 heads and 2 KV heads"):
+        shard_model(model, num_kv_heads=2, rank=0, num_ranks=2)
+
+
 def test_a_model_with_attention_sinks_is_refused(tmp_path: Path) -> None:
     folder = make_tiny_model("gpt_oss", tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(folder)
