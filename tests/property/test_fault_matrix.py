@@ -8,6 +8,7 @@ end every block of both workers is free. The reader alone has such a matrix, too
 
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -165,11 +166,11 @@ def offer(worker: Worker, prefill: PrefillSide) -> None:
     worker.generate(prefill)
     for chunk in (0, 1):
         piece = PieceId(0, 0, 1, chunk)
-        worker.ticket(
-            prefill.compute(
-                R, worker.now, first_index=2 * chunk, num_blocks=2, piece=piece, last=chunk == 1
-            )
+        ticket = prefill.compute(
+            R, worker.now, first_index=2 * chunk, num_blocks=2, piece=piece, last=chunk == 1
         )
+        num_tokens = min(ticket.num_tokens, len(PROMPT))  # the last block is not full
+        worker.ticket(msgspec.structs.replace(ticket, num_tokens=num_tokens))
 
 
 # Points of a request's life
