@@ -26,8 +26,9 @@ OK: Final = 0
 IN_PROGRESS: Final = 1
 BUSY: Final = -15
 
-FEATURES: Final = 1 << 0 | 1 << 1 | 1 << 4
-"""Tagged messages, remote memory access, wake-up."""
+MESSAGES: Final = 1 << 0 | 1 << 4
+"""Tagged messages; both with wake-up."""
+REMOTE_MEMORY: Final = 1 << 1 | 1 << 4
 API_VERSION: Final = (1, 15)
 
 HOST_MEMORY: Final = 0

@@ -71,6 +71,8 @@ class PoolServer:
         self._take_requests()
         self._read_arrived()
         self._reap()
+        if self.worker.needs_progress:
+            self.worker.progress(limit_s=limit_s)
 
     def close(self) -> None:
         """Stop serving; nothing is sent any more on return."""

@@ -1,6 +1,6 @@
 """``Transport`` over libucp itself: RDMA, shared memory or TCP, whichever UCX finds.
 
-One context registers the pool once. One worker serves it, and **each peer that is read from has a
+One worker serves the pool, and **each peer that is read from has a
 worker of its own**: destroying a worker is the proof that its reads are over.
 
 Where the path is one-sided, UCX reads the source's memory without it. On one host that needs an
@@ -17,7 +17,6 @@ import secrets
 import select
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from core.errors import ConfigError, InternalError, PeerLostError, TransferError
@@ -25,19 +24,13 @@ from core.ids import Incarnation, ReadId
 from core.messages import PoolEndpoint
 from transfer.descriptors import Pool, describe
 from transfer.transport import Extents, MemoryKind, Path, ReadOutcome
-from transfer.ucx_bindings import FAIL_FATAL, FAIL_PEER, Ucp, UcxStatusError
+from transfer.ucx_bindings import Ucp, UcxStatusError
+from transfer.ucx_contexts import UcxContexts
 from transfer.ucx_library import load_ucx
-from transfer.ucx_paths import path_of
-from transfer.ucx_reads import (
-    DEVICE_WINDOW,
-    SYNCHRONOUS_WINDOW,
-    MessageReads,
-    OneSidedReads,
-    UcxReads,
-)
+from transfer.ucx_peers import UcxPeer, open_peer
 from transfer.ucx_serving import PoolServer
 from transfer.ucx_wire import TOKEN_NBYTES, PoolAddress, boot_id, decode_address, encode_address
-from transfer.ucx_worker import UcxContext, UcxWorker
+from transfer.ucx_worker import UcxWorker
 
 log = logging.getLogger(__name__)
 
@@ -52,18 +45,6 @@ UCX_OPTIONS: Final[Mapping[str, str]] = {
 }
 _TURN_S: Final = 0.001
 """For how long one call keeps its caller, for each worker with bytes to move."""
-
-
-@dataclass(slots=True)
-class _Peer:
-    """Everything of one peer."""
-
-    worker: UcxWorker
-    endpoint: int
-    error_mode: int
-    pool: Pool
-    path: Path
-    reads: UcxReads
 
 
 class UcxTransport:
@@ -84,13 +65,13 @@ class UcxTransport:
         """
         self._incarnation = incarnation
         self._library = load_ucx()
-        self._context = UcxContext(Ucp(self._library), {**UCX_OPTIONS, **(ucx_options or {})})
+        self._contexts = UcxContexts(Ucp(self._library), {**UCX_OPTIONS, **(ucx_options or {})})
         self._is_open = True
         self._host = boot_id()
         self._pool: Pool | None = None
         self._address: PoolAddress | None = None
         self._server: PoolServer | None = None
-        self._peers: dict[Incarnation, _Peer] = {}
+        self._peers: dict[Incarnation, UcxPeer] = {}
         self._ready = select.epoll()
         self._read_ids = itertools.count(1)
         self._unreported: list[ReadOutcome] = []
@@ -124,8 +105,8 @@ class UcxTransport:
             raise ConfigError(f"transport ucx: no pool at address={address} nbytes={nbytes}")
         pool = Pool(address, nbytes, memory)
         try:
-            key = self._context.map_memory(address, nbytes, memory)
-            worker = self._context.open_worker()
+            key = self._contexts.register(address, nbytes, memory)
+            worker = self._contexts.messages.open_worker()
             worker_address = worker.address()
         except UcxStatusError as error:
             raise ConfigError(
@@ -163,7 +144,8 @@ class UcxTransport:
                 f"peer {peer} runs UCX {source.ucx_major}.x, here it is {self._library.version}"
             )
         try:
-            target = self._open(source, endpoint, pool)
+            is_local = bool(self._host) and source.host == self._host
+            target = open_peer(self._contexts, source, endpoint, pool, is_local=is_local)
         except UcxStatusError as error:
             raise TransferError(f"peer {peer}: its endpoint cannot be used: {error}") from error
         self._peers[peer] = target
@@ -196,7 +178,8 @@ class UcxTransport:
         """See ``Transport.poll``."""
         woken = {descriptor for descriptor, _ in self._ready.poll(0)}
         for peer, target in list(self._peers.items()):
-            if target.worker.descriptor in woken or target.reads.pending():
+            worker = target.worker
+            if worker.descriptor in woken or worker.needs_progress or target.reads.pending():
                 self._poll_peer(peer, target)
         outcomes, self._unreported = self._unreported, []
         return outcomes
@@ -208,10 +191,7 @@ class UcxTransport:
             return []
         self._ready.unregister(target.worker.descriptor)
         reads = target.reads.pending()
-        if target.error_mode == FAIL_PEER:
-            target.worker.disconnect(target.endpoint)
-        target.reads.release()
-        target.worker.destroy()
+        target.destroy()
         return reads
 
     def progress(self) -> None:
@@ -233,7 +213,7 @@ class UcxTransport:
             self._server.close()
         self._server = None
         self._pool = None
-        self._context.close()
+        self._contexts.close()
         self._ready.close()
 
     def _registered(self) -> tuple[Pool, PoolAddress]:
@@ -241,7 +221,7 @@ class UcxTransport:
             raise InternalError("transport ucx is used before register, or after close")
         return self._pool, self._address
 
-    def _connected(self, peer: Incarnation) -> _Peer:
+    def _connected(self, peer: Incarnation) -> UcxPeer:
         target = self._peers.get(peer)
         if target is None:
             raise PeerLostError(f"peer {peer} is not connected")
@@ -250,43 +230,7 @@ class UcxTransport:
     def _workers(self, server: PoolServer) -> list[UcxWorker]:
         return [server.worker, *(target.worker for target in self._peers.values())]
 
-    def _open(self, source: PoolAddress, endpoint: PoolEndpoint, pool: Pool) -> _Peer:
-        """Connect a worker to ``source``, one-sided where the path allows it.
-
-        Raises:
-            UcxStatusError: it cannot be reached.
-        """
-        is_local = bool(self._host) and source.host == self._host
-        for error_mode in (FAIL_FATAL, FAIL_PEER) if is_local else (FAIL_PEER,):
-            worker = self._context.open_worker()
-            try:
-                to_source = worker.connect(source.worker, error_mode)
-                path = path_of(worker.lanes(to_source), pool.memory)
-                if error_mode == FAIL_PEER or path.kind in {"shared_memory", "cuda_ipc"}:
-                    reads = self._reads(worker, to_source, path, source, endpoint)
-                    remote = Pool(endpoint.base_address, endpoint.nbytes, pool.memory)
-                    return _Peer(worker, to_source, error_mode, remote, path, reads)
-            except UcxStatusError:
-                worker.destroy()
-                raise
-            worker.destroy()
-        raise InternalError("no error mode was tried")
-
-    def _reads(
-        self,
-        worker: UcxWorker,
-        to_source: int,
-        path: Path,
-        source: PoolAddress,
-        endpoint: PoolEndpoint,
-    ) -> UcxReads:
-        pool, _ = self._registered()
-        if path.kind == "tcp":
-            return MessageReads(worker, to_source, source, pool, endpoint.base_address)
-        window = DEVICE_WINDOW if path.kind == "rdma" else SYNCHRONOUS_WINDOW
-        return OneSidedReads(worker, to_source, source, pool, window)
-
-    def _poll_peer(self, peer: Incarnation, target: _Peer) -> None:
+    def _poll_peer(self, peer: Incarnation, target: UcxPeer) -> None:
         """Record the peer's completed reads; fail it if one failed, or if it has ended."""
         deadline = time.perf_counter() + _TURN_S
         is_busy = True

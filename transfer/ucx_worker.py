@@ -8,6 +8,7 @@ import ctypes
 import os
 import time
 from collections.abc import Mapping
+from enum import Enum, auto
 from typing import Any, Final
 
 import numpy as np
@@ -19,9 +20,10 @@ from transfer.ucx_bindings import (
     API_VERSION,
     BUSY,
     CUDA_MEMORY,
-    FEATURES,
     HOST_MEMORY,
+    MESSAGES,
     OK,
+    REMOTE_MEMORY,
     SCATTERED,
     ContextParams,
     EndpointAttributes,
@@ -44,13 +46,22 @@ MEMORY_TYPES: Final[Mapping[MemoryKind, int]] = {"host": HOST_MEMORY, "cuda": CU
 class UcxContext:
     """One opening of the devices, with at most one registered pool."""
 
-    def __init__(self, ucp: Ucp, options: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        ucp: Ucp,
+        options: Mapping[str, str],
+        *,
+        features: int = MESSAGES | REMOTE_MEMORY,
+        transports: str | None = None,
+    ) -> None:
         """Open the devices.
 
         Args:
             ucp: The library.
             options: Settings without their ``UCX_`` prefix. An environment variable of the same
                 name wins.
+            features: What its workers can do, and do for whoever reaches them.
+            transports: ``UCX_TLS``, whatever ``options`` and the environment say.
 
         Raises:
             ConfigError: a setting is unknown or wrong, or no device can be opened.
@@ -60,11 +71,13 @@ class UcxContext:
         self._memory: int | None = None
         try:
             config = ucp.handle("ucp_config_read", ucp.short("ucp_config_read"), None, None)
-            for key, value in options.items():
-                if f"UCX_{key}" not in os.environ:
-                    status = ucp.short("ucp_config_modify")(config, key.encode(), value.encode())
-                    ucp.check(status, f"setting {key}={value}")
-            params = ContextParams(field_mask=ContextParams.FEATURES, features=FEATURES)
+            settings = {key: of for key, of in options.items() if f"UCX_{key}" not in os.environ}
+            if transports is not None:
+                settings["TLS"] = transports
+            for key, value in settings.items():
+                status = ucp.short("ucp_config_modify")(config, key.encode(), value.encode())
+                ucp.check(status, f"setting {key}={value}")
+            params = ContextParams(field_mask=ContextParams.FEATURES, features=features)
             init = ucp.long("ucp_init_version")
             self.handle = ucp.handle("ucp_init", init, *API_VERSION, ctypes.byref(params), config)
             ucp.short("ucp_config_release")(config)
@@ -116,6 +129,16 @@ class UcxContext:
         self.ucp.long("ucp_cleanup")(self.handle)
 
 
+class _Wait(Enum):
+    """What has to come before anybody may wait for a worker."""
+
+    TOUCHED = auto()
+    """Progress."""
+    DRAINED = auto()
+    """Arming: its last progress found nothing, and nothing was posted since."""
+    ARMED = auto()
+
+
 class UcxWorker:
     """One progress engine, and what lives in it: endpoints and requests."""
 
@@ -134,7 +157,7 @@ class UcxWorker:
         self.descriptor = descriptor.value
         self._progress: Any = ucp.long("ucp_worker_progress")
         self._arm: Any = ucp.short("ucp_worker_arm")
-        self._is_armed = False
+        self._state = _Wait.TOUCHED
 
     def address(self) -> bytes:
         """Return what a peer connects to."""
@@ -158,7 +181,7 @@ class UcxWorker:
             err_mode=error_mode,
             err_handler=self._on_failure,
         )
-        self._is_armed = False
+        self.touch()
         ucp = self.context.ucp
         create = ucp.long("ucp_ep_create")
         return ucp.handle("endpoint", create, self.handle, ctypes.byref(params))
@@ -182,6 +205,7 @@ class UcxWorker:
     def disconnect(self, endpoint: int) -> int | None:
         """Close an endpoint at once, failing its requests; return the request that ends with it."""
         params = RequestParams(op_attr_mask=RequestParams.FLAGS, flags=_CLOSE_BY_FORCE)
+        self.touch()
         ucp = self.context.ucp
         request = ucp.short("ucp_ep_close_nbx")(endpoint, ctypes.byref(params))
         try:
@@ -195,30 +219,40 @@ class UcxWorker:
         Returns:
             Whether there was anything to do.
         """
-        self._is_armed = False
+        self._state = _Wait.DRAINED
         if not self._progress(self.handle):
             return False
         deadline = time.perf_counter() + limit_s
-        while time.perf_counter() < deadline and self._progress(self.handle):
-            pass
+        while self._progress(self.handle):
+            if time.perf_counter() >= deadline:
+                self._state = _Wait.TOUCHED
+                break
         return True
 
     def touch(self) -> None:
-        """Something was posted: what the wake-up descriptor says is out of date."""
-        self._is_armed = False
+        """Something was posted: it may have to make progress before anything wakes it."""
+        self._state = _Wait.TOUCHED
+
+    @property
+    def needs_progress(self) -> bool:
+        """Whether ``arm`` refuses until ``progress`` was called."""
+        return self._state is _Wait.TOUCHED
 
     def arm(self) -> bool:
-        """Make the descriptor readable from the next event on; False: there is one already.
+        """Make the descriptor readable from the next event on; False: ``progress`` has to be first.
+
+        UCX holds some of its work, such as replies to a connection that is just there, back until
+        the next progress, and no event tells of it.
 
         Raises:
             UcxStatusError: the devices cannot wake anybody.
         """
-        if not self._is_armed:
+        if self._state is _Wait.DRAINED:
             status = self._arm(self.handle)
             if status not in (OK, BUSY):
                 self.context.ucp.check(status, "wake-up")
-            self._is_armed = status == OK
-        return self._is_armed
+            self._state = _Wait.ARMED if status == OK else _Wait.TOUCHED
+        return self._state is _Wait.ARMED
 
     def destroy(self) -> None:
         """End everything that lives in the worker. On return none of it happens any more."""
