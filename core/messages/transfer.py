@@ -51,7 +51,7 @@ class PieceId(msgspec.Struct, frozen=True, order=True):
     rank: Rank
     first_layer: Layer
     last_layer: Layer
-    """Inclusive; in the group's own numbering, the whole group today."""
+    """Inclusive; in the group's own numbering."""
     chunk: Chunk
 
 
@@ -77,7 +77,8 @@ class FirstToken(msgspec.Struct, frozen=True):
 class Ticket(Message, frozen=True):
     """The named source blocks hold the request's KV and stay until the lease ends.
 
-    Sent only after the step that wrote them has completed on the device.
+    Sent only after the step that wrote them, or as much of it as the piece names, is complete on
+    the device.
     """
 
     request_id: BoundedRequestId
