@@ -41,7 +41,7 @@ class Prefill(Message, frozen=True):
     sampling: SamplingParams
     output_token_ids: TokenIds = ()
     first_token: Count = 0
-    """A multiple of the block size: decode holds the KV before it."""
+    """A multiple of decode's block size: decode holds the KV before it."""
     cache_salt: Name = ""
 
 
