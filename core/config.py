@@ -4,31 +4,35 @@ from pathlib import Path
 from typing import Annotated, Literal, Self, cast, get_args
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, ValidationError
 
-from core.config_faults import conflict, describe_faults
+from core.config_faults import describe_faults
+from core.config_fields import ConfigSection, NonNegativeInt, Port, PositiveInt, Seconds
 from core.errors import ConfigError
 from core.messages.base import Role
-from core.storage_url import checked_storage_url
+from core.worker_config import (
+    CacheConfig,
+    EngineConfig,
+    HeadWindowConfig,
+    KVGroupsConfig,
+    ModelConfig,
+    SchedulerConfig,
+    TransferConfig,
+)
 
-MAX_INT = 2**31 - 1
-"""Block ids and token positions are 32 bits wide."""
-MAX_GIB = 2**20
-"""A pebibyte: a larger size is a slip, and would overflow a byte count somewhere."""
-MAX_SECONDS = 365 * 24 * 3600
-
-PositiveInt = Annotated[int, Field(gt=0, le=MAX_INT)]
-NonNegativeInt = Annotated[int, Field(ge=0, le=MAX_INT)]
-PositiveGib = Annotated[float, Field(gt=0, le=MAX_GIB)]
-Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
-Port = Annotated[int, Field(ge=0, le=65535)]
+__all__ = [
+    "CacheConfig",
+    "DeployConfig",
+    "EngineConfig",
+    "HeadWindowConfig",
+    "KVGroupsConfig",
+    "ModelConfig",
+    "RouterConfig",
+    "SchedulerConfig",
+    "SecurityConfig",
+    "SluiceConfig",
+    "TransferConfig",
+]
 
 
 def _absolute(path: Path) -> Path:
@@ -37,207 +41,32 @@ def _absolute(path: Path) -> Path:
     return path
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-    )
-
-
-class ModelConfig(_Section):
-    """Which model, and in which precision."""
-
-    model: str = "default"
-    """A folder with config, tokenizer and safetensors, a hub id, or ``default``."""
-    served_name: str | None = None
-    """Name in the API; by default the folder's or hub id's last part."""
-    revision: str | None = None
-    """Of a hub id."""
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    max_model_len: PositiveInt | None = None
-    """Prompt and output tokens of one request; by default what the model's config allows."""
-
-
-class CacheConfig(_Section):
-    """KV pool of one worker."""
-
-    block_size: PositiveInt = 16
-    """Token slots in one block. Prefill and decode may differ: one a multiple of the other; with
-    sliding windows decode's must not be the larger one."""
-    num_blocks: PositiveInt | None = None
-    """Blocks in the pool; by default as many as fit in ``memory_gib``."""
-    memory_gib: PositiveGib = 1.0
-    """Size of the pool, with several ranks of each one's, where ``num_blocks`` is not set."""
-    kv_dtype: Literal["auto", "float8_e4m3"] = "auto"
-    """Of keys and values in the pool; by default the model's. ``float8_e4m3`` keeps about twice the
-    tokens and sends half the bytes, for a small loss of exactness; decode workers may have it where
-    prefill workers do not."""
-    prefix_caching: bool = True
-    zero_on_allocate: bool = False
-    """Clear a block before its first use; blocks that a read fills are never cleared."""
-    poison: bool = False
-    """Fill free blocks with a pattern and verify it: a stale write stops the worker, named."""
-    quarantine_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Above this part of the pool in QUARANTINED, the oldest peer's endpoint is torn down."""
-    host_tier_gib: Annotated[float, Field(ge=0, le=MAX_GIB)] = 0.0
-    """Host memory of one worker for blocks that leave its pool; 0: none."""
-    host_copy_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Part of the pool that may wait at once for copies to host memory; more is not copied."""
-    storage_url: Annotated[str, AfterValidator(checked_storage_url)] | None = None
-    """Where blocks are kept beyond host memory and beyond restarts, by all workers of a model:
-    ``file:///dir``, ``s3://bucket/prefix``, ``gs://...``, ``az://...``, or for tests
-    ``memory:///``; by default nowhere."""
-    storage_gib: PositiveGib | None = None
-    """Of one model's blocks in storage: above it, those written first are deleted; by default
-    nothing is ever deleted."""
-    storage_timeout_s: Seconds = 5.0
-    """Of one look-up, one read and one write. A request waits for a look-up and a read at most."""
-    storage_staging_mib: PositiveInt = 256
-    """Bytes on their way to or from storage; a write that would exceed it is not begun."""
-
-    @model_validator(mode="after")
-    def _tiers_have_what_they_need(self) -> Self:
-        if self.host_tier_gib and not self.prefix_caching:
-            message = "host_tier_gib keeps prefixes: it needs prefix_caching: true"
-            raise conflict(self, message, "host_tier_gib", "prefix_caching")
-        if self.storage_url is not None and not self.host_tier_gib:
-            message = (
-                "storage_url needs host_tier_gib > 0: blocks reach storage through host memory"
-            )
-            raise conflict(self, message, "storage_url", "host_tier_gib")
-        if self.storage_gib is not None and self.storage_url is None:
-            message = "storage_gib bounds what is in storage: it needs storage_url"
-            raise conflict(self, message, "storage_gib", "storage_url")
-        return self
-
-
-class SchedulerConfig(_Section):
-    """Batching of one worker."""
-
-    max_num_seqs: PositiveInt = 64
-    """Sequences in one step."""
-    max_batch_tokens: PositiveInt = 512
-    """Tokens in one step: decode tokens first, prefill chunks in what is left."""
-    overlap_depth: Annotated[int, Field(ge=1, le=4)] = 2
-    """Steps in flight: 2 schedules step N+1 before step N's output is read."""
-    reserve_blocks_initial: NonNegativeInt = 4
-    """Blocks that admission keeps free per running sequence and KV group after a preemption."""
-    reserve_blocks_min: NonNegativeInt = 1
-    """What that reserve decays to, and starts with. With 0, admission is relaxed until the first
-    preemption and once the reserve has decayed: a newcomer needs just its own blocks."""
-    reserve_decay_steps: PositiveInt = 64
-    """Steps without a preemption after which the reserve gets one block smaller."""
-
-    @model_validator(mode="after")
-    def _reserve_decays_downwards(self) -> Self:
-        if self.reserve_blocks_min > self.reserve_blocks_initial:
-            message = "reserve_blocks_min must be at most reserve_blocks_initial"
-            raise conflict(self, message, "reserve_blocks_min", "reserve_blocks_initial")
-        return self
-
-
-class EngineConfig(_Section):
-    """How a worker computes."""
-
-    num_threads: NonNegativeInt = 0
-    """CPU threads of one worker, which its ranks share; 0: all cores."""
-    attention: Literal["auto", "reference", "native"] = "auto"
-    """``native`` is the compiled CPU kernel; ``reference`` is plain torch."""
-    tensor_parallel_size: Annotated[int, Field(gt=0, le=1024)] = 1
-    """Ranks of one worker, each a process with its part of every layer, all on one node."""
-
-
-class HeadWindowConfig(_Section):
-    """Some KV heads of every layer with full attention see just their window and the sinks.
-
-    This changes what the model computes: for models trained so, and for measuring.
-    """
-
-    window: Annotated[int, Field(gt=0, le=2**30)]
-    """Tokens that such a head reaches back, the current one included."""
-    sink: Annotated[int, Field(ge=0, le=2**30)] = 0
-    """First tokens that such a head sees beside its window."""
-    ratio: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Part of a layer's KV heads that have the window, the first ones; 0: none."""
-    heads: tuple[NonNegativeInt, ...] | None = None
-    """The KV heads of a layer that have the window, instead of ``ratio``."""
-
-    @model_validator(mode="after")
-    def _selects_heads_once(self) -> Self:
-        if (self.ratio is None) == (self.heads is None):
-            message = "head_window needs either ratio or heads"
-            raise ValueError(message)
-        if self.heads is not None and (not self.heads or sorted(set(self.heads)) != [*self.heads]):
-            message = f"heads={list(self.heads)} must be ascending, each once, and at least one"
-            raise ValueError(message)
-        return self
-
-
-class KVGroupsConfig(_Section):
-    """Attention spans beyond those of the model's own config. Both sides of a transfer agree."""
-
-    head_window: HeadWindowConfig | None = None
-
-
-class TransferConfig(_Section):
-    """How KV moves from prefill to decode workers."""
-
-    transport: Literal["auto", "ucx", "nixl", "ucxx"] = "auto"
-    """How reads are posted; the best that loads here by default. Both sides must agree."""
-    layer_ranges: Annotated[int, Field(gt=0, le=1024)] = 4
-    """Parts in which the last chunk of a prompt is offered, while later layers still compute."""
-    load_failure: Literal["recompute", "fail"] = "recompute"
-    """When a request's KV does not come: ``recompute`` prefills it on the decode worker, ``fail``
-    ends the attempt, and the router tries another one."""
-    lease_s: Seconds = 30.0
-    """How long a ticket is good, and by how much a renewal extends it."""
-    renew_interval_s: Seconds = 5.0
-    prefill_timeout_s: Seconds = 120.0
-    """From the request to a prefill worker until its last ticket."""
-    read_timeout_s: Seconds = 30.0
-    """From posting a read until it is terminal; then the endpoint is torn down."""
-    checksums: bool = False
-    """Send a digest of every block with its ticket, and compare what has arrived with it. Costs
-    about 1 s of each side's event loop per GB; for finding bad links and memory."""
-    pump_interval_s: Seconds = 0.0002
-    """Between progress calls while a read is outstanding; nothing runs while none is. Unused where
-    the transport can wait."""
-    staging_mib: PositiveInt = 64
-    """Of one decode rank, for KV of prefill workers whose blocks have another shape, on its way
-    into blocks: a read waits for room, and one block must fit. Unused where shapes are equal."""
-    max_inflight_mib: PositiveInt = 64
-    """Bytes of posted reads that are not over, above which one decode rank posts no more; a quarter
-    for each prefill worker. What is posted cannot be overtaken or taken back."""
-
-    @model_validator(mode="after")
-    def _renews_in_time(self) -> Self:
-        if self.renew_interval_s * 2 > self.lease_s:
-            message = "renew_interval_s must be at most half of lease_s"
-            raise conflict(self, message, "renew_interval_s", "lease_s")
-        return self
-
-
-class RouterConfig(_Section):
+class RouterConfig(ConfigSection):
     """The OpenAI API and the choice of workers."""
 
     host: str = "127.0.0.1"
+    """Where the API listens; ``0.0.0.0``: on all addresses."""
     port: Port = 8000
+    """Of the API; 0: a free one."""
     control_port: Port = 0
     """Where workers report; 0: a free one."""
     local_prefill_max_tokens: NonNegativeInt = 64
     """Prompts of at most this many tokens are prefilled on the decode worker."""
     max_body_mib: PositiveInt = 8
+    """Larger request bodies are answered 413."""
     max_pending_requests: PositiveInt = 1024
     """Requests in the router at once; more are answered 503."""
     max_attempts: PositiveInt = 3
+    """Of one sequence, the first included, when workers or the network fail."""
     request_timeout_s: Seconds = 600.0
+    """Of a whole request."""
     worker_silence_s: Seconds = 4.0
     """A worker silent for longer gets no requests, and its requests are retried."""
     admission_wait_s: Seconds = 5.0
     """How long a request waits for a ready decode worker before a 503."""
 
 
-class SecurityConfig(_Section):
+class SecurityConfig(ConfigSection):
     """Who may talk to the workers and to the router's control port."""
 
     keys_dir: Annotated[Path, AfterValidator(_absolute)] | None = None
@@ -246,16 +75,20 @@ class SecurityConfig(_Section):
     its processes."""
 
 
-class DeployConfig(_Section):
+class DeployConfig(ConfigSection):
     """Which processes run."""
 
     prefill: NonNegativeInt = 1
     """Prefill workers; 0 serves everything on decode workers."""
     decode: PositiveInt = 1
+    """Decode workers."""
     ray_address: str | None = None
-    """A running Ray cluster; by default one is started on this machine and stopped at the end."""
+    """A running Ray cluster, ``auto`` for the one of this machine; by default one is started on
+    this machine and stopped at the end."""
     start_timeout_s: Seconds = 300.0
+    """Until every worker is ready; else all is stopped again."""
     stop_timeout_s: Seconds = 10.0
+    """Until everything has stopped; what has not is killed."""
     max_restarts: NonNegativeInt = 100
     """Of one worker, before it stays down."""
 
@@ -264,7 +97,7 @@ Overrides = dict[Literal["model", "cache", "scheduler", "engine", "transfer"], d
 """Fields by section."""
 
 
-class SluiceConfig(_Section):
+class SluiceConfig(ConfigSection):
     """The root of the file. Nothing below ``deploy`` reads files or the environment."""
 
     model: ModelConfig = ModelConfig()
@@ -276,14 +109,15 @@ class SluiceConfig(_Section):
     router: RouterConfig = RouterConfig()
     security: SecurityConfig = SecurityConfig()
     deploy: DeployConfig = DeployConfig()
-    prefill: Overrides = {}
+    prefill: Overrides = Field(default_factory=Overrides)
     """What prefill workers have otherwise than the sections above, such as
     ``{cache: {memory_gib: 8}}``."""
-    decode: Overrides = {}
+    decode: Overrides = Field(default_factory=Overrides)
     """What decode workers have otherwise."""
     trace_requests: NonNegativeInt = 512
     """Requests that each process remembers the way of, for ``sluice trace``; 0: none."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least severe line that is written."""
 
     @classmethod
     def load(cls, path: Path) -> Self:
