@@ -1,4 +1,4 @@
-"""The first request to a prefill worker must not pay for the pair, and no pair is tried for ever."""
+"""The first request to a prefill worker must not pay for the pair; no pair is tried for ever."""
 
 from core.ids import Incarnation, WorkerId
 from core.messages import PrefillPeer

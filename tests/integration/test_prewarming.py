@@ -27,7 +27,9 @@ def wait_for(stack: Stack, *, connected: int, handshakes: int) -> None:
         time.sleep(0.1)
 
 
-def test_h04_d15_pairs_are_made_when_a_worker_joins_and_anew_when_it_restarts(tmp_path: Path) -> None:
+def test_h04_d15_pairs_are_made_when_a_worker_joins_and_anew_when_it_restarts(
+    tmp_path: Path,
+) -> None:
     with Stack.open(
         tiny_model("llama", tmp_path),
         model={"dtype": "float32"},
