@@ -97,7 +97,8 @@ class UcxxTransport:
         if self._unreported or self._server is None:
             return False
         workers = [self._server.worker, *(target.worker for target in self._peers.values())]
-        return all(worker.arm() for worker in workers)
+        # UCX tells of no work that it holds back until the next progress: that has to find nothing.
+        return all(not worker.progress_once() and worker.arm() for worker in workers)
 
     def register(self, address: int, nbytes: int, *, memory: MemoryKind = "host") -> None:
         """See ``Transport.register``. Messages need no registration."""

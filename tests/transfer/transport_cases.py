@@ -32,8 +32,8 @@ class Case:
     path: str
     source_dies_with_readers: str = ""
     """Why a source may die when a reader goes away in mid-read; empty: it never does."""
-    unproven_before_the_source_answers: str = ""
-    """Why a tear-down may be unable to prove anything, and say so; empty: it always can."""
+    tear_down_may_fail: str = ""
+    """Why a tear-down of a frozen source may raise, having proven nothing; empty: never."""
 
     @property
     def options(self) -> Mapping[str, str]:
@@ -69,8 +69,9 @@ if find_spec("ucxx") is not None:
         Case(
             "ucxx",
             "tcp",
-            unproven_before_the_source_answers=(
-                "requests that wait for a connection refer to their worker and cannot be cancelled"
+            tear_down_may_fail=(
+                "requests that wait for a connection, or have half landed, refer to their worker and "
+                "cannot always be cancelled"
             ),
         ),
     )
