@@ -70,7 +70,7 @@ if find_spec("ucxx") is not None:
             "ucxx",
             "tcp",
             tear_down_may_fail=(
-                "requests that wait for a connection, or have half landed, refer to their worker and "
+                "requests that wait for a connection, or have half landed, keep their worker, and "
                 "cannot always be cancelled"
             ),
         ),
