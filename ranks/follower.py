@@ -127,8 +127,6 @@ def _run_steps(engine: Engine, steps: socket.socket) -> None:
         log.error("unexpected message=%s", batch)
     except OSError:
         _exit(EXIT_LEADER_GONE)
-    except StepFailedError:
-        log.error("a step follows one that failed")  # noqa: TRY400 - the failure is logged already
     _exit(EXIT_CRASHED)
 
 
@@ -138,6 +136,9 @@ def _report_step(steps: socket.socket, step: StepSeq, result: StepOutput | StepF
         send_frame(steps, StepDone(step, failure))
     except OSError:
         _exit(EXIT_LEADER_GONE)
+    if failure is not None:
+        # The others may be waiting for this rank in a sum: its end is what they notice at once.
+        _exit(EXIT_CRASHED)
 
 
 class _Transfers:

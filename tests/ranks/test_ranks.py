@@ -19,8 +19,10 @@ from transformers import AutoModelForCausalLM
 
 from core.errors import ConfigError, InternalError, StepFailedError
 from engine.batch import StepBatch, StepOutput
+from ranks.ranked_runner import RankedRunner
 from tests.engine.test_runner import GREEDY, NUM_TOKENS, batches, generated, text
 from tests.engine.tiny_models import make_tiny_model
+from tests.ranks.test_ranked_runner import ScriptedRunner
 from tests.ranks.worker_ranks import DEADLINE_S, Steps, followers, started
 
 ROOT = Path(__file__).parents[2]
@@ -123,6 +125,20 @@ async def test_a_rank_that_ends_while_nothing_runs_ends_the_worker(model: Path) 
         follower.kill()
         with pytest.raises(InternalError, match="rank 1 of this worker ended"):
             await asyncio.wait_for(watching, DEADLINE_S)
+
+
+@pytest.mark.slow
+async def test_a_rank_whose_part_of_a_step_fails_says_why_and_ends(model: Path) -> None:
+    """It ends, because the leader may be waiting for it in a sum, where nothing can be said."""
+    async with started(model) as ranks:
+        assert ranks._followers is not None
+        (follower,) = ranks._followers
+        (batch, *_) = batches([text(99, PROMPT, GREEDY)], chunk=64, count=1)  # there are 6 slots
+        step = RankedRunner(ScriptedRunner(), ranks._followers).launch(batch, lambda _: None)
+        with pytest.raises(InternalError, match="rank 1: step 1 failed: slot 99 of 6"):
+            step.wait()
+        follower.process.join(DEADLINE_S)
+        assert follower.process.exitcode == 1
 
 
 async def test_a_rank_that_freezes_while_nothing_runs_ends_the_worker(
