@@ -1,13 +1,15 @@
 """The one configuration file, validated once and frozen: the same locally, in Ray, in Helm."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self, cast, get_args
 
-import yaml
 from pydantic import AfterValidator, Field, ValidationError
 
-from core.config_faults import describe_faults
+from core.config_faults import Fault, list_faults
 from core.config_fields import ConfigSection, NonNegativeInt, Port, PositiveInt, Seconds
+from core.config_file import read_config_file
+from core.config_layers import ConfigLayer, Origin
 from core.errors import ConfigError
 from core.messages.base import Role
 from core.worker_config import (
@@ -33,6 +35,9 @@ __all__ = [
     "SluiceConfig",
     "TransferConfig",
 ]
+
+MAX_FAULTS_TOLD = 10
+"""In one line."""
 
 
 def _absolute(path: Path) -> Path:
@@ -93,7 +98,8 @@ class DeployConfig(ConfigSection):
     """Of one worker, before it stays down."""
 
 
-Overrides = dict[Literal["model", "cache", "scheduler", "engine", "transfer"], dict[str, object]]
+OverriddenSection = Literal["model", "cache", "scheduler", "engine", "transfer"]
+Overrides = dict[OverriddenSection, dict[str, object]]
 """Fields by section."""
 
 
@@ -126,33 +132,53 @@ class SluiceConfig(ConfigSection):
         Raises:
             ConfigError: the file cannot be read, is not YAML, or a field is wrong.
         """
-        try:
-            content: object = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"config file {path}: {error.strerror}") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            reason = " ".join(str(error).split())
-            raise ConfigError(f"config file {path} is not YAML: {reason}") from error
-        if not isinstance(content, dict | None):
-            raise ConfigError(f"config file {path}: the top level must be a mapping of sections")
-        return cls.parse(cast("dict[str, object]", content or {}), source=str(path))
+        return cls.of(read_config_file(path))
 
     @classmethod
     def parse(cls, content: dict[str, object], *, source: str) -> Self:
-        """Return the validated config in ``content``.
+        """Return the validated config in ``content``, which came from ``source``.
 
         Raises:
-            ConfigError: one line that names every wrong field, its value and what is allowed.
+            ConfigError: as ``of``.
         """
-        within = ""
-        try:
-            config = cls.model_validate(content)
-            for role in get_args(Role):
-                within = f"{role}."
-                config.for_role(role)
-        except ValidationError as error:
-            raise ConfigError(f"{source}: {describe_faults(error, cls, within=within)}") from error
-        return config
+        return cls.of(ConfigLayer(content, {(): Origin(source)}))
+
+    @classmethod
+    def of(cls, layer: ConfigLayer) -> Self:
+        """Return the validated config in ``layer``.
+
+        Raises:
+            ConfigError: one line that names every wrong field, where it was given, its value and
+                what is allowed.
+        """
+        faults = cls.find_faults(layer.content)
+        if not faults:
+            return cls.model_validate(layer.content)
+        told = [
+            f"{' and '.join(map(str, layer.origins_of(fault.places)))}: {fault.text}"
+            for fault in faults[:MAX_FAULTS_TOLD]
+        ]
+        if len(faults) > len(told):
+            told.append(f"and {len(faults) - len(told)} more")
+        raise ConfigError("; ".join(told))
+
+    @classmethod
+    def find_faults(cls, content: Mapping[str, object]) -> list[Fault]:
+        """Return all that is wrong with ``content``, alone and with each role's overrides."""
+        faults = _faults(cls, content)
+        known = {fault.text for fault in faults}
+        for role in get_args(Role):
+            overrides = _overrides(content, role)
+            sections = {
+                section: {**_mapping(content.get(section)), **fields}
+                for section, fields in overrides.items()
+            }
+            faults += [
+                _within(fault, role, overrides)
+                for fault in _faults(cls, {**content, **sections})
+                if fault.text not in known
+            ]
+        return faults
 
     def for_role(self, role: Role) -> Self:
         """Return what workers of ``role`` go by."""
@@ -163,3 +189,34 @@ class SluiceConfig(ConfigSection):
         for section, fields in overrides.items():
             content[section] |= fields
         return type(self).model_validate(content)
+
+
+def _faults(kind: type[ConfigSection], content: Mapping[str, object]) -> list[Fault]:
+    try:
+        kind.model_validate(content)
+    except ValidationError as error:
+        return list_faults(error, kind)
+    return []
+
+
+def _overrides(content: Mapping[str, object], role: Role) -> dict[str, dict[str, object]]:
+    """Return what of a role's overrides has the right form; the rest is a fault of its own."""
+    sections = _mapping(content.get(role))
+    return {
+        section: _mapping(sections[section])
+        for section in get_args(OverriddenSection)
+        if section in sections
+    }
+
+
+def _mapping(value: object) -> dict[str, object]:
+    return cast("dict[str, object]", value) if isinstance(value, dict) else {}
+
+
+def _within(fault: Fault, role: Role, overrides: Mapping[str, Mapping[str, object]]) -> Fault:
+    """Return ``fault`` as one of the role's part of the file, where its fields stand there."""
+    places = tuple(
+        (role, *place) if place[1:2] and place[1] in overrides.get(place[0], {}) else place
+        for place in fault.places
+    )
+    return Fault(places, f"{role}.{fault.text}")

@@ -1,11 +1,14 @@
 """What is wrong with a config, in words: the field, its value, and what to write instead."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final, LiteralString, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
+
+from core.config_layers import Place
 
 _MAX_VALUE_CHARS = 80
 _CONFLICT: Final = "conflict"
@@ -17,31 +20,43 @@ def conflict(section: BaseModel, message: LiteralString, *fields: str) -> Pydant
     return PydanticCustomError(_CONFLICT, message, {"fields": values})
 
 
-def describe_faults(error: ValidationError, root: type[BaseModel], *, within: str = "") -> str:
-    """Return one line with every fault in ``error``, of a config of type ``root``.
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong with a config."""
 
-    ``within`` is put before each field's name: where in the file a part of a ``root`` stands.
-    """
-    faults = error.errors(include_url=False)
-    return "; ".join(f"{within}{_describe(fault, root)}" for fault in faults)
+    places: tuple[Place, ...]
+    """The field, or all fields that do not go together."""
+    text: str
+    """The field's name, what is wrong, and the value."""
 
 
-def _describe(fault: ErrorDetails, root: type[BaseModel]) -> str:
-    path = [str(part) for part in fault["loc"]]
-    context = fault.get("ctx", {})
-    match fault["type"]:
+def list_faults(error: ValidationError, root: type[BaseModel]) -> list[Fault]:
+    """Return every fault in ``error``, of a config of type ``root``."""
+    return [_fault(details, root) for details in error.errors(include_url=False)]
+
+
+def _fault(details: ErrorDetails, root: type[BaseModel]) -> Fault:
+    # A wrong key of a mapping comes as a part of its own.
+    path = tuple(str(part) for part in details["loc"] if part != "[key]")
+    name = ".".join(path) or "config"
+    context = details.get("ctx", {})
+    places = (path,)
+    match details["type"]:
         case "extra_forbidden":
-            return f"{'.'.join(path)}: unknown; {_suggestion(path, root)}"
+            return Fault(places, f"{name}: unknown; {_suggestion([*path], root)}")
         case "finite_number":
-            reason, value = "give a finite number", _shown(fault["input"])
+            reason, value = "give a finite number", _shown(details["input"])
         case "conflict":
             values: Mapping[str, object] = context["fields"]
-            reason = fault["msg"]
+            places = tuple((*path, field) for field in values)
+            reason = details["msg"]
             value = ", ".join(f"{field}={_shown(given)}" for field, given in values.items())
+        case "model_type":
+            reason, value = "must be a mapping of fields", _shown(details["input"])
         case _:
-            reason = fault["msg"].removeprefix("Value error, ")
-            value = _shown(fault["input"])
-    return f"{'.'.join(path) or 'config'}: {reason} (got {value})"
+            reason = details["msg"].removeprefix("Value error, ")
+            value = _shown(details["input"])
+    return Fault(places, f"{name}: {reason} (got {value})")
 
 
 def _shown(value: object) -> str:

@@ -40,6 +40,18 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--decode", type=int, metavar="N", help="decode workers")
     parser.add_argument("--host", metavar="H", help="address that the API listens on")
     parser.add_argument("--port", type=int, metavar="P", help="port of the API; 0: a free one")
+    _add_assignments(parser)
+
+
+def _add_assignments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="assignments",
+        metavar="FIELD=VALUE",
+        help="any field of the config, such as cache.block_size=32; may be repeated",
+    )
 
 
 def _settings(arguments: argparse.Namespace) -> SluiceConfig:
@@ -52,6 +64,7 @@ def _settings(arguments: argparse.Namespace) -> SluiceConfig:
             "router.host": arguments.host,
             "router.port": arguments.port,
         },
+        arguments.assignments,
     )
 
 
@@ -89,7 +102,7 @@ def _trace(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    config = load_settings(arguments.config, {})
+    config = load_settings(arguments.config, {}, arguments.assignments)
     return run_doctor(config, with_config=arguments.config is not None, as_json=arguments.json)
 
 
@@ -152,6 +165,7 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="YAML config file, to be checked as well"
     )
+    _add_assignments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -72,7 +72,7 @@ def test_a_yaml_infinity_is_refused_with_its_file(tmp_path: Path) -> None:
     file.write_text("cache: {host_tier_gib: .inf}\n")
     with pytest.raises(ConfigError) as caught:
         SluiceConfig.load(file)
-    assert str(caught.value) == f"{file}: cache.host_tier_gib: give a finite number (got inf)"
+    assert str(caught.value) == f"{file}:1:9: cache.host_tier_gib: give a finite number (got inf)"
 
 
 # Fields that do not go together
