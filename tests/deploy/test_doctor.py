@@ -224,9 +224,29 @@ def test_pools_that_do_not_fit_fail(root: Path) -> None:
     assert checked(root, **sizes)["pools in memory"].level == "ok"
     finding = checked(root, **sizes, decode={"cache": {"memory_gib": 4}})["pools in memory"]
     assert finding.level == "fail"
-    assert "1 prefill x 2.5 GiB and 2 decode x 4 GiB; 8.0 GiB are free here" in finding.text
+    assert "1 prefill x 2.5 GiB and 2 decode x 4.06 GiB (staging included); 8.0" in finding.text
     with_tier = sizes | {"cache": {"memory_gib": 2.5, "host_tier_gib": 1}}
     assert checked(root, **with_tier)["pools in memory"].level == "fail"
+
+
+def test_the_pools_of_all_ranks_of_a_worker_count(root: Path) -> None:
+    sizes = {"deploy": {"prefill": 1, "decode": 1}, "cache": {"memory_gib": 2.5}}
+    assert checked(root, **sizes)["pools in memory"].level == "ok"
+    finding = checked(root, **sizes, decode={"engine": {"tensor_parallel_size": 4}})
+    assert finding["pools in memory"].level == "fail"
+    assert "1 decode x 10.25 GiB (4 ranks, staging included)" in finding["pools in memory"].text
+
+
+def test_the_staging_of_decode_ranks_counts_and_must_be_lockable(root: Path) -> None:
+    sizes = {"deploy": {"prefill": 0}, "cache": {"memory_gib": 7.5}}
+    assert checked(root, **sizes)["pools in memory"].level == "ok"
+    found = checked(root, **sizes, transfer={"staging_mib": 1024})
+    assert found["pools in memory"].level == "fail"
+    add_rdma(root)
+    write(root, "proc/self/limits", LIMITS.format(limit=str(8 * GIB)))
+    assert checked(root, **sizes)["pools that RDMA must lock"].level == "ok"
+    found = checked(root, **sizes, transfer={"staging_mib": 1024})
+    assert found["pools that RDMA must lock"].level == "fail"
 
 
 def test_a_pool_must_be_lockable_where_rdma_reads_it(root: Path) -> None:
