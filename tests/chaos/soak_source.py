@@ -5,6 +5,7 @@ Real books, block manager, channel and transport, in a process of its own that c
 
 import asyncio
 import random
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from blockmgr.fences import KVWriters
@@ -35,17 +36,24 @@ NUM_BLOCKS = 256
 LAST_LAYER = LAYOUT.layers_per_group - 1
 
 
-def run_source(
-    incarnation: Incarnation, keys: DeploymentKeys, parent: Connection, options: dict[str, str]
-) -> None:
-    """Serve until ``parent`` says something; answer with the blocks that are not FREE."""
-    asyncio.run(_serve(incarnation, keys, parent, options))
+@dataclass(frozen=True)
+class SourceSpec:
+    """What a source process is told."""
+
+    incarnation: Incarnation
+    keys: DeploymentKeys
+    ucx_options: dict[str, str]
+    keeps_leases: bool
+    """False: blocks are free as soon as their tickets are sent, which a reader must notice."""
 
 
-async def _serve(
-    incarnation: Incarnation, keys: DeploymentKeys, parent: Connection, options: dict[str, str]
-) -> None:
-    source = SoakSource(incarnation, keys, options)
+def run_source(spec: SourceSpec, parent: Connection) -> None:
+    """Serve until ``parent`` says something; answer with the blocks by state."""
+    asyncio.run(_serve(spec, parent))
+
+
+async def _serve(spec: SourceSpec, parent: Connection) -> None:
+    source = SoakSource(spec)
     asked = asyncio.Event()
     asyncio.get_running_loop().add_reader(parent.fileno(), asked.set)
     parent.send(source.server.address)
@@ -62,14 +70,13 @@ async def _serve(
 
 
 class SoakSource:
-    def __init__(
-        self, incarnation: Incarnation, keys: DeploymentKeys, options: dict[str, str]
-    ) -> None:
-        self._incarnation = incarnation
+    def __init__(self, spec: SourceSpec) -> None:
+        incarnation = self._incarnation = spec.incarnation
+        self._keeps_leases = spec.keeps_leases
         self._clock = asyncio.get_running_loop().time
         self._random = random.Random(int(incarnation, 16))
         self._pool = SmallPool(NUM_BLOCKS)
-        self._transport = open_transport("auto", incarnation, ucx_options=options)
+        self._transport = open_transport("auto", incarnation, ucx_options=spec.ucx_options)
         self._transport.register(self._pool.address, self._pool.nbytes)
         self._pump = Pump(self._transport, interval_s=CONFIG.transfer.pump_interval_s)
         self.blocks = WorkerBlocks.make(
@@ -83,7 +90,7 @@ class SoakSource:
         self._book = TicketBook(incarnation, lease_s=CONFIG.transfer.lease_s)
         self.server = ServerChannel(
             host="127.0.0.1",
-            keys=keys.of("prefill"),
+            keys=spec.keys.of("prefill"),
             incarnation=incarnation,
             welcome=self._welcome,
         )
@@ -108,7 +115,7 @@ class SoakSource:
         while True:
             await asyncio.sleep(0.5)
             for owner in self._book.expire(self._clock()):
-                self.blocks.release(owner)
+                self._free(owner)
 
     def _take(self, client: ClientId, message: AnyMessage | ClientLost) -> None:
         match message:
@@ -128,7 +135,7 @@ class SoakSource:
                 raise AssertionError(message)
 
     def _free(self, owner: Owner | None) -> None:
-        if owner is not None:
+        if owner is not None and self._keeps_leases:
             self.blocks.release(owner)
 
     def _prefill(self, client: ClientId, request: Prefill) -> None:
@@ -153,6 +160,8 @@ class SoakSource:
             ticket = self._book.issue(owner, offer, self._clock())
             assert ticket is not None
             self.server.send(client, ticket)
+        if not self._keeps_leases:
+            self.blocks.release(owner)
 
     def _offers(self, block_ids: list[BlockId]) -> list[Offer]:
         """Return what covers all blocks: chunks, the last of them sometimes a layer at a time."""

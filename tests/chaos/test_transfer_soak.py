@@ -36,7 +36,8 @@ from decode.sequence import Sequence
 from decode.sources import Sources
 from decode.tracing import DecodeTrace
 from tests.chaos.small_pool import COMPATIBILITY, CONFIG, LAYOUT, SmallPool, content
-from tests.chaos.soak_source import run_source
+from tests.chaos.soak_source import NUM_BLOCKS as SOURCE_BLOCKS
+from tests.chaos.soak_source import SourceSpec, run_source
 from transfer.reader import Reader
 from transfer.reads import RankReads
 from transfer.transports import open_transport
@@ -70,8 +71,9 @@ class SourceHandle:
 class Soak:
     """A decode side, its sources, and clients that ask, leave and compare."""
 
-    def __init__(self, options: dict[str, str], seed: int) -> None:
+    def __init__(self, options: dict[str, str], seed: int, *, keeps_leases: bool) -> None:
         self._options = options
+        self._keeps_leases = keeps_leases
         self._random = random.Random(seed)
         self._keys = DeploymentKeys.generate()
         self._context = multiprocessing.get_context("forkserver")
@@ -120,8 +122,10 @@ class Soak:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, options: dict[str, str], seed: int) -> AsyncIterator["Soak"]:
-        soak = cls(options, seed)
+    async def open(
+        cls, options: dict[str, str], seed: int, *, keeps_leases: bool = True
+    ) -> AsyncIterator["Soak"]:
+        soak = cls(options, seed, keeps_leases=keeps_leases)
         keeping_time = asyncio.create_task(soak._receiver.run())
         try:
             for _ in range(NUM_SOURCES):
@@ -137,8 +141,8 @@ class Soak:
     async def _start_source(self) -> SourceHandle:
         incarnation = new_incarnation()
         ours, theirs = self._context.Pipe()
-        arguments = (incarnation, self._keys, theirs, self._options)
-        process = self._context.Process(target=run_source, args=arguments, daemon=True)
+        spec = SourceSpec(incarnation, self._keys, self._options, self._keeps_leases)
+        process = self._context.Process(target=run_source, args=(spec, theirs), daemon=True)
         process.start()
         theirs.close()
         address = await asyncio.to_thread(ours.recv)
@@ -287,4 +291,11 @@ async def test_c20_i08_no_transfer_is_wrong_and_no_block_is_lost(
         soak.reader.check_invariants()
         assert soak.counts["delivered"] + soak.counts["left"] == num_transfers
         assert soak.blocks.counts()[BlockState.FREE] == NUM_BLOCKS
-        assert of_sources == [{"FREE": 256}] * NUM_SOURCES
+        assert of_sources == [{"FREE": SOURCE_BLOCKS}] * NUM_SOURCES
+
+
+async def test_c20_the_adversary_wins_where_sources_free_what_they_have_promised() -> None:
+    with pytest.raises(ExceptionGroup) as noticed:
+        async with Soak.open({}, seed=1, keeps_leases=False) as soak:
+            await soak.run(1_000)
+    assert noticed.group_contains(AssertionError)
