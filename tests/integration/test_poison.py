@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -164,14 +165,14 @@ def test_i08_b01_a_step_that_writes_after_its_request_ended_is_named(
 
 def run_sabotaged(member: Member, log: Path) -> None:
     """Run a decode worker whose eighth step writes a byte of a block that is free."""
-    from decode import worker as decode_worker  # noqa: PLC0415 - in the member's process only
+    from ranks import leader  # noqa: PLC0415 - in the member's process only
 
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT)
     os.dup2(descriptor, 2)
-    start_engine = decode_worker.start_engine
+    start_engine = leader.start_engine
 
-    def start_sabotaged(path: Path, config: SluiceConfig) -> Engine:
-        engine = start_engine(path, config)
+    def start_sabotaged(path: Path, config: SluiceConfig, **options: Any) -> Engine:
+        engine = start_engine(path, config, **options)
         launch = engine.runner.launch
 
         def launch_and_write(batch: StepBatch, on_layers: Callable[[int], None]) -> PendingStep:
@@ -182,7 +183,7 @@ def run_sabotaged(member: Member, log: Path) -> None:
         engine.runner.launch = launch_and_write  # type: ignore[method-assign]
         return engine
 
-    decode_worker.start_engine = start_sabotaged
+    leader.start_engine = start_sabotaged
     run_member(member)
 
 
