@@ -48,6 +48,11 @@ def describe(extents: Extents, local: Pool, remote: Pool) -> Descriptors:
     return Descriptors(columns[0] + local.address, columns[1] + remote.address, columns[2])
 
 
+def pairs(addresses: NDArray[np.uint64], sizes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return [n, 2] of address, bytes: an array of ``ucp_dt_iov_t``."""
+    return np.ascontiguousarray(np.stack([addresses, sizes], axis=1))
+
+
 def _require_inside(offsets: NDArray[np.int64], sizes: NDArray[np.int64], pool: Pool) -> None:
     outside = (offsets < 0) | (sizes <= 0) | (offsets > pool.nbytes - sizes)
     if outside.any():

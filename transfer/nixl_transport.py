@@ -26,19 +26,14 @@ from numpy.typing import NDArray
 from core.errors import ConfigError, InternalError, PeerLostError, TransferError
 from core.ids import Incarnation, ReadId
 from core.messages import PoolEndpoint
+from transfer.descriptors import Pool, describe
 from transfer.nixl_bindings import Agent, Bindings, load_bindings, status_name
-from transfer.transport import ExtentRows, Extents, MemoryKind, Path, ReadOutcome, rows_of
+from transfer.pool_checks import require_new_pool, require_same_transport
+from transfer.transport import Extents, MemoryKind, Path, ReadOutcome
 
 log = logging.getLogger(__name__)
 
 _UCX_OPTIONS: Final[Mapping[str, str]] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class _Pool:
-    address: int
-    nbytes: int
-    memory: MemoryKind = "host"
 
 
 @dataclass(slots=True)
@@ -47,7 +42,7 @@ class _Peer:
 
     agent: Agent
     agent_name: str
-    pool: _Pool
+    pool: Pool
     handles: dict[ReadId, int] = field(default_factory=dict[ReadId, int])
 
 
@@ -74,7 +69,7 @@ class NixlTransport:
             if ucx_options
             else {}
         )
-        self._pool: _Pool | None = None
+        self._pool: Pool | None = None
         self._server: Agent | None = None
         self._peers: dict[Incarnation, _Peer] = {}
         self._read_ids = itertools.count(1)
@@ -96,11 +91,8 @@ class NixlTransport:
 
     def register(self, address: int, nbytes: int, *, memory: MemoryKind = "host") -> None:
         """See ``Transport.register``."""
-        if self._pool is not None:
-            raise ConfigError("transport nixl: a pool is already registered")
-        if address <= 0 or nbytes <= 0:
-            raise ConfigError(f"transport nixl: no pool at address={address} nbytes={nbytes}")
-        pool = _Pool(address, nbytes, memory)
+        require_new_pool(self.name, self._pool, address, nbytes)
+        pool = Pool(address, nbytes, memory)
         self._server = self._open_agent(self._incarnation, pool)
         self._pool = pool
 
@@ -118,17 +110,14 @@ class NixlTransport:
         """See ``Transport.connect``."""
         if peer in self._peers:
             return
-        if endpoint.transport != self.name:
-            raise TransferError(
-                f"peer {peer} offers transport {endpoint.transport!r}, here it is {self.name!r}"
-            )
+        require_same_transport(self.name, peer, endpoint)
         pool, _ = self._registered()
         try:
             agent = self._open_agent(f"{self._incarnation}-{next(self._agent_numbers)}", pool)
             agent_name = agent.loadRemoteMD(endpoint.metadata).decode()
         except (ConfigError, *self._bindings.errors) as error:
             raise TransferError(f"peer {peer}: its endpoint cannot be used: {error}") from error
-        self._peers[peer] = _Peer(agent, agent_name, _Pool(endpoint.base_address, endpoint.nbytes))
+        self._peers[peer] = _Peer(agent, agent_name, Pool(endpoint.base_address, endpoint.nbytes))
 
     def is_connected(self, peer: Incarnation) -> bool:
         """See ``Transport.is_connected``."""
@@ -147,14 +136,13 @@ class NixlTransport:
             raise PeerLostError(f"peer {peer} is not connected")
         pool, _ = self._registered()
         bindings = self._bindings
-        rows = rows_of(extents)
-        local, remote = _descriptors(pool, rows, 0), _descriptors(target.pool, rows, 1)
+        wanted = describe(extents, pool, target.pool)
         read = ReadId(next(self._read_ids))
         try:
             handle = target.agent.createXferReq(
                 bindings.read,
-                bindings.descriptors(local, pool.memory),
-                bindings.descriptors(remote, pool.memory),
+                bindings.descriptors(_rows(wanted.local, wanted.nbytes), pool.memory),
+                bindings.descriptors(_rows(wanted.remote, wanted.nbytes), pool.memory),
                 target.agent_name,
                 "",
             )
@@ -207,12 +195,12 @@ class NixlTransport:
         self._server = None
         self._pool = None
 
-    def _registered(self) -> tuple[_Pool, Agent]:
+    def _registered(self) -> tuple[Pool, Agent]:
         if self._pool is None or self._server is None:
             raise InternalError("transport nixl is used before register, or after close")
         return self._pool, self._server
 
-    def _open_agent(self, name: str, pool: _Pool) -> Agent:
+    def _open_agent(self, name: str, pool: Pool) -> Agent:
         try:
             agent = self._bindings.agent(name)
             agent.createBackend("UCX", self._parameters)
@@ -248,24 +236,9 @@ class NixlTransport:
         self._unreported.extend(ReadOutcome(read, peer, failure=reason) for read in reads)
 
 
-def _descriptors(pool: _Pool, extents: ExtentRows, side: int) -> NDArray[np.uint64]:
-    """Return [n, 3] of address, bytes, device, from the offsets in column ``side``.
-
-    Raises:
-        TransferError: there is no extent, or one is outside of ``pool``.
-    """
-    if not len(extents):
-        raise TransferError("a read needs at least one extent")
-    starts, sizes = extents[:, side], extents[:, 2]
-    outside = (starts < 0) | (sizes <= 0) | (starts > pool.nbytes - sizes)
-    if outside.any():
-        at = int(outside.argmax())
-        start, size = int(starts[at]), int(sizes[at])
-        raise TransferError(f"extent of {size} bytes at {start} is outside of {pool.nbytes} bytes")
-    rows = np.zeros((len(extents), 3), dtype=np.uint64)
-    rows[:, 0] = starts + pool.address
-    rows[:, 1] = sizes
-    return rows
+def _rows(addresses: NDArray[np.uint64], sizes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return [n, 3] of address, bytes, device: NIXL's form of descriptors."""
+    return np.stack([addresses, sizes, np.zeros_like(sizes)], axis=1)
 
 
 def _destroy(peer: _Peer) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from core.errors import InternalError
 from core.ids import ReadId
-from transfer.descriptors import Descriptors, Pool
+from transfer.descriptors import Descriptors, Pool, pairs
 from transfer.ucx_bindings import (
     EXACT_TAG,
     IN_PROGRESS,
@@ -26,7 +26,7 @@ from transfer.ucx_bindings import (
     UcxStatusError,
 )
 from transfer.ucx_wire import REQUEST_TAG, PoolAddress, ReadRequest, encode_request
-from transfer.ucx_worker import MEMORY_TYPES, UcxWorker, pairs, scattered_params
+from transfer.ucx_worker import MEMORY_TYPES, UcxWorker, scattered_params
 
 _TAG_BITS: Final = 62
 

@@ -23,6 +23,7 @@ from core.errors import ConfigError, InternalError, PeerLostError, TransferError
 from core.ids import Incarnation, ReadId
 from core.messages import PoolEndpoint
 from transfer.descriptors import Pool, describe
+from transfer.pool_checks import require_new_pool, require_same_transport
 from transfer.transport import Extents, MemoryKind, Path, ReadOutcome
 from transfer.ucx_bindings import Ucp, UcxStatusError
 from transfer.ucx_contexts import UcxContexts
@@ -99,10 +100,7 @@ class UcxTransport:
 
     def register(self, address: int, nbytes: int, *, memory: MemoryKind = "host") -> None:
         """See ``Transport.register``."""
-        if self._pool is not None:
-            raise ConfigError("transport ucx: a pool is already registered")
-        if address <= 0 or nbytes <= 0:
-            raise ConfigError(f"transport ucx: no pool at address={address} nbytes={nbytes}")
+        require_new_pool(self.name, self._pool, address, nbytes)
         pool = Pool(address, nbytes, memory)
         try:
             key = self._contexts.register(address, nbytes, memory)
@@ -133,10 +131,7 @@ class UcxTransport:
         """See ``Transport.connect``."""
         if peer in self._peers:
             return
-        if endpoint.transport != self.name:
-            raise TransferError(
-                f"peer {peer} offers transport {endpoint.transport!r}, here it is {self.name!r}"
-            )
+        require_same_transport(self.name, peer, endpoint)
         pool, _ = self._registered()
         source = decode_address(endpoint.metadata)
         if source.ucx_major != self._library.major:

@@ -11,9 +11,6 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from core.errors import ConfigError
 from transfer.transport import MemoryKind
 from transfer.ucx_bindings import (
@@ -272,8 +269,3 @@ def scattered_params(memory: MemoryKind) -> RequestParams:
         datatype=SCATTERED,
         memory_type=MEMORY_TYPES[memory],
     )
-
-
-def pairs(addresses: NDArray[np.uint64], sizes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return [n, 2] of address, bytes: an array of ``ucp_dt_iov_t``."""
-    return np.ascontiguousarray(np.stack([addresses, sizes], axis=1))

@@ -19,7 +19,8 @@ import numpy as np
 from core.errors import ConfigError, InternalError, PeerLostError, TransferError
 from core.ids import Incarnation, ReadId
 from core.messages import PoolEndpoint
-from transfer.descriptors import Pool, describe
+from transfer.descriptors import Pool, describe, pairs
+from transfer.pool_checks import require_new_pool, require_same_transport
 from transfer.transport import Extents, MemoryKind, Path, ReadOutcome
 from transfer.ucx_wire import (
     TOKEN_NBYTES,
@@ -30,7 +31,6 @@ from transfer.ucx_wire import (
     encode_address,
     encode_request,
 )
-from transfer.ucx_worker import pairs
 from transfer.ucxx_bindings import Endpoint, Request, Worker, load_ucxx
 from transfer.ucxx_serving import UcxxPoolServer
 
@@ -102,10 +102,7 @@ class UcxxTransport:
 
     def register(self, address: int, nbytes: int, *, memory: MemoryKind = "host") -> None:
         """See ``Transport.register``. Messages need no registration."""
-        if self._pool is not None:
-            raise ConfigError("transport ucxx: a pool is already registered")
-        if address <= 0 or nbytes <= 0:
-            raise ConfigError(f"transport ucxx: no pool at address={address} nbytes={nbytes}")
+        require_new_pool(self.name, self._pool, address, nbytes)
         worker = self._bindings.worker(self._context)
         self._pool = Pool(address, nbytes, memory)
         self._server = UcxxPoolServer(self._bindings, worker, self._pool, self._token)
@@ -126,10 +123,7 @@ class UcxxTransport:
         """See ``Transport.connect``."""
         if peer in self._peers:
             return
-        if endpoint.transport != self.name:
-            raise TransferError(
-                f"peer {peer} offers transport {endpoint.transport!r}, here it is {self.name!r}"
-            )
+        require_same_transport(self.name, peer, endpoint)
         pool, _ = self._registered()
         source = decode_address(endpoint.metadata)
         bindings = self._bindings
