@@ -51,8 +51,9 @@ def _fault(details: ErrorDetails, root: type[BaseModel]) -> Fault:
             places = tuple((*path, field) for field in values)
             reason = details["msg"]
             value = ", ".join(f"{field}={_shown(given)}" for field, given in values.items())
-        case "model_type":
-            reason, value = "must be a mapping of fields", _shown(details["input"])
+        case "model_type" | "dict_type":
+            reason = "must be a mapping of fields; without any, leave it out"
+            value = _shown(details["input"])
         case _:
             reason = details["msg"].removeprefix("Value error, ")
             value = _shown(details["input"])

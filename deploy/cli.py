@@ -7,16 +7,19 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, get_args
 
 from core.config import SluiceConfig
+from core.config_layers import ConfigLayer
 from core.errors import ConfigError, SluiceError
 from core.key_files import write_keys
+from core.messages import Role
 from deploy.cache_commands import MAX_WAIT_S, run_cache_reset, run_cache_show
+from deploy.config_commands import run_config_check, run_config_reference, run_config_show
 from deploy.doctor import run_doctor
 from deploy.model_source import resolve_model
 from deploy.ray_environment import prepare_ray_environment
-from deploy.settings import load_settings
+from deploy.settings import load_settings, read_settings
 from deploy.status import run_status
 from deploy.trace_command import run_trace
 
@@ -55,7 +58,11 @@ def _add_assignments(parser: argparse.ArgumentParser) -> None:
 
 
 def _settings(arguments: argparse.Namespace) -> SluiceConfig:
-    return load_settings(
+    return SluiceConfig.of(_layers(arguments))
+
+
+def _layers(arguments: argparse.Namespace) -> ConfigLayer:
+    return read_settings(
         arguments.config,
         {
             "model.model": arguments.model,
@@ -106,6 +113,18 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return run_doctor(config, with_config=arguments.config is not None, as_json=arguments.json)
 
 
+def _config_check(arguments: argparse.Namespace) -> int:
+    return run_config_check(arguments.file, arguments.assignments)
+
+
+def _config_show(arguments: argparse.Namespace) -> int:
+    return run_config_show(_layers(arguments), arguments.role)
+
+
+def _config_reference(_arguments: argparse.Namespace) -> int:
+    return run_config_reference()
+
+
 def _fetch(arguments: argparse.Namespace) -> int:
     model = _settings(arguments).model
     sys.stdout.write(f"{resolve_model(model.model, model.revision).path}\n")
@@ -141,6 +160,9 @@ def _parser() -> argparse.ArgumentParser:
     summary = "Show or reset a running deployment's prefix caches."
     cache = commands.add_parser("cache", help=summary, description=summary)
     _add_cache_commands(cache.add_subparsers(dest="subcommand", required=True, metavar="COMMAND"))
+    summary = "Check or show a config, or print what every field means; start nothing."
+    config = commands.add_parser("config", help=summary, description=summary)
+    _add_config_commands(config.add_subparsers(dest="subcommand", required=True, metavar="COMMAND"))
     _add_settings(_add(commands, "fetch", _fetch, "Fetch the model; start nothing."))
     keys = _add(commands, "keys", _keys, "Make keys for security.keys_dir; start nothing.")
     keys.add_argument("folder", type=Path, metavar="DIR", help="made if it does not exist")
@@ -159,6 +181,16 @@ def _add_cache_commands(commands: "argparse._SubParsersAction[_OneLineParser]") 
         metavar="S",
         help="seconds to wait until what was in use is over, too; default: do not wait",
     )
+
+
+def _add_config_commands(commands: "argparse._SubParsersAction[_OneLineParser]") -> None:
+    check = _add(commands, "check", _config_check, "Every error with its line and fix; warnings.")
+    check.add_argument("file", type=Path, metavar="FILE", help="YAML config file")
+    _add_assignments(check)
+    show = _add(commands, "show", _config_show, "What would hold, and where each value was given.")
+    _add_settings(show)
+    show.add_argument("--role", choices=get_args(Role), help="what workers of one role go by")
+    _add(commands, "reference", _config_reference, "Every field: type, unit, default, meaning.")
 
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:

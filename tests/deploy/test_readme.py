@@ -1,36 +1,33 @@
-"""The README's configuration table is what the code takes.
+"""The README's few fields are the code's, and every file that it names is there.
 
-The failure guarded against: a key or default that changed in the code and not in the page, which
-an operator learns of when a start fails or, worse, does not.
+The failure guarded against: the first page that a newcomer reads, with a default that is not so.
 """
 
+import re
 from pathlib import Path
 
-from pydantic import BaseModel
+from deploy.config_reference import field_at
 
-from core.config import SluiceConfig
-
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-
-
-def keys_and_defaults() -> dict[str, object]:
-    found: dict[str, object] = {}
-    for section, value in SluiceConfig():
-        if isinstance(value, BaseModel):
-            found |= {f"{section}.{key}": default for key, default in value}
-        else:
-            found[section] = value
-    return found
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+MAX_FIELDS = 12
+"""More belong on the reference page alone."""
 
 
-def shown(default: object) -> str:
-    if default is None:
-        return ""
-    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+def test_the_fields_of_the_readme_have_their_defaults() -> None:
+    section = README.partition("## Configuration")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:3] == "| `"]
+    assert 0 < len(rows) <= MAX_FIELDS
+    for name, default, _ in rows:
+        field = field_at(tuple(name.strip("`").split(".")))
+        assert field is not None, name
+        assert (field.name, default) == (name.strip("`"), field.default)
+    assert "(docs/configuration.md)" in section
 
 
-def test_the_readme_lists_every_key_with_its_default() -> None:
-    expected = {f"`{key}`": shown(default) for key, default in keys_and_defaults().items()}
-    rows = [line.strip("|").split("|") for line in README.splitlines() if line.startswith("| `")]
-    listed = {row[0].strip(): row[1].strip() for row in rows if len(row) == 3}
-    assert listed == expected
+def test_the_files_that_the_readme_names_exist() -> None:
+    links = set(re.findall(r"\]\(([^)#:]+)\)", README)) | set(
+        re.findall(r"examples/[\w.-]+", README)
+    )
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []

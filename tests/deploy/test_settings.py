@@ -6,6 +6,8 @@ import pytest
 
 from core.config import SluiceConfig
 from core.errors import ConfigError
+from deploy.config_advice import advise
+from deploy.doctor_machine import Machine
 from deploy.settings import load_settings
 
 
@@ -32,8 +34,9 @@ def test_a_wrong_argument_is_told_from_a_wrong_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path", sorted(Path(__file__).parents[2].glob("examples/*.yaml")), ids=lambda path: path.name
 )
-def test_every_example_config_loads(path: Path) -> None:
-    SluiceConfig.load(path)
+def test_every_example_config_loads_without_a_warning(path: Path, tmp_path: Path) -> None:
+    nowhere = Machine(tmp_path)
+    assert advise(SluiceConfig.load(path), nowhere) == []
 
 
 @pytest.mark.parametrize(("value", "poison"), [("1", True), ("0", False), ("", True)])
