@@ -1,0 +1,167 @@
+"""What may happen to a worker or to a link, and the points of a request's way at which it does."""
+
+import signal
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from tests.chaos.fleet import VICTIM_TOKENS, Fleet, Victim, salt
+from tests.integration.models import VOCAB_SIZE
+from tests.integration.requests import prompt_of
+
+MAX_OTHERS = 6
+Act = Callable[[Fleet, Victim], None]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Strikes; what it did is mended once the victim has its answer."""
+
+    name: str
+    strike: Act
+    mend: Act
+    touches: Callable[[Victim, str, str], bool]
+    """Whether it concerns a request of a prefill and a decode worker."""
+    struck: Callable[[Victim], str | None]
+    """The worker that nobody reaches meanwhile."""
+    is_fatal: bool
+
+
+def _of_worker(
+    name: str, side: str, strike: Callable[..., None], mend: Callable[..., None]
+) -> Fault:
+    def struck(victim: Victim) -> str:
+        return victim.prefill if side == "prefill" else victim.decode
+
+    return Fault(
+        f"{name}-{side}",
+        lambda fleet, victim: strike(fleet, struck(victim)),
+        lambda fleet, victim: mend(fleet, struck(victim)),
+        lambda victim, prefill, decode: struck(victim) in (prefill, decode),
+        struck,
+        is_fatal=name == "kill",
+    )
+
+
+def _kill(fleet: Fleet, worker: str) -> None:
+    fleet.stack.kill(worker)
+
+
+def _start(fleet: Fleet, worker: str) -> None:
+    fleet.stack.start(worker)
+
+
+def _freeze(fleet: Fleet, worker: str) -> None:
+    fleet.stack.kill(worker, signal_number=signal.SIGSTOP)
+
+
+def _wake(fleet: Fleet, worker: str) -> None:
+    fleet.stack.kill(worker, signal_number=signal.SIGCONT)
+
+
+def _cut(fleet: Fleet, worker: str) -> None:
+    fleet.network.cut(worker)
+
+
+def _heal(fleet: Fleet, worker: str) -> None:
+    fleet.network.heal(worker)
+
+
+FAULTS = [
+    *(
+        _of_worker(name, side, strike, mend)
+        for side in ("prefill", "decode")
+        for name, strike, mend in (
+            ("kill", _kill, _start),
+            ("freeze", _freeze, _wake),
+            ("cut", _cut, _heal),
+        )
+    ),
+    Fault(
+        "part-the-pair",
+        lambda fleet, victim: fleet.network.part(victim.prefill, victim.decode),
+        lambda fleet, victim: fleet.network.join(victim.prefill, victim.decode),
+        lambda victim, prefill, decode: (prefill, decode) == (victim.prefill, victim.decode),
+        lambda _: None,
+        is_fatal=False,
+    ),
+]
+
+
+@contextmanager
+def ticketed(fleet: Fleet, prompt: list[int]) -> Iterator[Victim]:
+    """All tickets are here, and decode has no memory: others decode there, and hold it."""
+    with ExitStack() as others:
+        client = others.enter_context(httpx.Client(timeout=60))
+        for _ in range(MAX_OTHERS):
+            if all(has_no_room(fleet, worker) for worker in ("decode-0", "decode-1")):
+                break
+            request = client.stream("POST", f"{fleet.stack.url}/v1/completions", json=other_body())
+            others.callback(keep_reading(others.enter_context(request)).close)
+        victim = Victim(fleet, prompt)
+        victim.wait(lambda v: v.has_all_tickets() and not v.count("read_posted"))
+        yield victim
+    # The others leave when the fault has struck
+
+
+def other_body() -> dict[str, Any]:
+    """Return a request that holds most of a decode worker's blocks for a while."""
+    return {
+        "model": "model",
+        "prompt": prompt_of(VICTIM_TOKENS, VOCAB_SIZE, seed=77),
+        "max_tokens": 600,
+        "ignore_eos": True,
+        "stream": True,
+        "cache_salt": salt(),
+    }
+
+
+def keep_reading(response: httpx.Response) -> Generator[str, None, None]:
+    """Wait for the first line; the stream goes on until what is returned is closed."""
+    lines = (line for line in response.iter_lines())
+    next(lines)
+    return lines
+
+
+def has_no_room(fleet: Fleet, worker: str) -> bool:
+    """Whether the victim does not fit into ``worker``."""
+    blocks = fleet.stack.blocks(worker)
+    return blocks["free"] + blocks["cached"] < VICTIM_TOKENS // 16
+
+
+@contextmanager
+def posted(fleet: Fleet, prompt: list[int]) -> Iterator[Victim]:
+    """Reads are on their way."""
+    victim = Victim(fleet, prompt)
+    victim.wait(lambda v: v.count("read_posted") > v.count("read_landed"))
+    yield victim
+
+
+@contextmanager
+def half_landed(fleet: Fleet, prompt: list[int]) -> Iterator[Victim]:
+    """All tickets are here, some reads have landed, others are on their way."""
+    victim = Victim(fleet, prompt)
+    victim.wait(
+        lambda v: v.has_all_tickets() and v.count("read_posted") > v.count("read_landed") > 0
+    )
+    yield victim
+
+
+@contextmanager
+def landed_not_released(fleet: Fleet, prompt: list[int]) -> Iterator[Victim]:
+    """All is here; what decode says to prefill gets lost, so that prefill does not know."""
+    victim = Victim(fleet, prompt)
+    victim.wait(lambda v: v.has_all_tickets() and not v.count("delivered"))
+    fleet.network.hold(victim.decode, victim.prefill, port=fleet.port_of(victim.prefill))
+    try:
+        victim.wait(lambda v: v.count("delivered") > 0 and not v.count("released"))
+        assert fleet.stack.blocks(victim.prefill)["leased"] > 0
+        yield victim
+    finally:
+        fleet.network.release(victim.decode, victim.prefill)
+
+
+POINTS = [ticketed, posted, half_landed, landed_not_released]
