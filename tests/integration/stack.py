@@ -15,9 +15,9 @@ import signal
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from core.ids import WorkerId
 from core.logs import set_up_logging
 from core.worker_context import WorkerContext
 from deploy.ports import claim_port
+from tests.chaos.network import Network, Place, enter, over_tcp
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 120.0
@@ -42,13 +43,19 @@ class Member:
     model_path: Path
     config: SluiceConfig
     keys: DeploymentKeys
+    router_host: str
     control_port: int
+    place: Place
+    environment: Mapping[str, str]
 
 
 def run_member(member: Member) -> None:
     """Run in the member's own process."""
+    if member.place.namespace is not None:
+        enter(member.place.namespace)
     from engine.threads import thread_environment
 
+    os.environ.update(member.environment)
     os.environ.update(thread_environment(member.config.engine.num_threads))
     set_up_logging(member.config.log_level, worker=member.name)
     asyncio.run(serve(member))
@@ -66,7 +73,7 @@ async def serve(member: Member) -> None:
                 model_path=member.model_path,
                 served_name="model",
                 keys=member.keys.of("router"),
-                host=HOST,
+                host=member.router_host,
                 control_port=member.control_port,
             ),
             stop,
@@ -77,9 +84,9 @@ async def serve(member: Member) -> None:
         config=member.config.for_role("prefill" if member.role == "prefill" else "decode"),
         model_path=member.model_path,
         served_name="model",
-        router_address=f"tcp://{HOST}:{member.control_port}",
+        router_address=f"tcp://{member.router_host}:{member.control_port}",
         keys=member.keys.of(member.role),
-        host=HOST,
+        host=member.place.host,
     )
     if member.role == "prefill":
         from prefill.worker import run_prefill
@@ -94,35 +101,47 @@ async def serve(member: Member) -> None:
 class Stack:
     """Use as ``with Stack.open(...)``: nothing survives the block."""
 
-    def __init__(self, model_path: Path, config: SluiceConfig) -> None:
+    def __init__(
+        self, model_path: Path, config: SluiceConfig, network: Network | None = None
+    ) -> None:
+        host = HOST if network is None else network.gateway.host
+        port = claim_port(host, 0, field="test")
         self.config = config.model_copy(
-            update={
-                "router": config.router.model_copy(
-                    update={"port": claim_port(HOST, 0, field="test")}
-                )
-            }
+            update={"router": config.router.model_copy(update={"host": host, "port": port})}
         )
-        self.url = f"http://{HOST}:{self.config.router.port}"
+        self.url = f"http://{host}:{port}"
         self.processes: dict[str, BaseProcess] = {}
         self._dead: set[str] = set()  # incarnations that the router may not have missed yet
         self.keys = keys = DeploymentKeys.generate()
-        control_port = claim_port(HOST, 0, field="test")
+        control_port = claim_port(host, 0, field="test")
         names: list[tuple[Party, str]] = [
             ("router", "router"),
             *(("prefill", f"prefill-{index}") for index in range(config.deploy.prefill)),
             *(("decode", f"decode-{index}") for index in range(config.deploy.decode)),
         ]
         self._members = {
-            name: Member(role, name, model_path, self.config, keys, control_port)
+            name: Member(
+                role, name, model_path, self.config, keys, host, control_port, Place(host), {}
+            )
             for role, name in names
         }
+        if network is not None:
+            for name, place in network.places.items():
+                member = self._members[name]
+                self._members[name] = replace(member, place=place, environment=over_tcp())
 
     @classmethod
     @contextmanager
-    def open(cls, model_path: Path, **sections: Any) -> Iterator["Stack"]:
-        """Start a stack with config ``sections`` and stop it completely at the end."""
+    def open(
+        cls, model_path: Path, *, network: Network | None = None, **sections: Any
+    ) -> Iterator["Stack"]:
+        """Start a stack with config ``sections`` and stop it completely at the end.
+
+        With a ``network`` its workers run at the places of their names, and the router, which has
+        none there, at the switch.
+        """
         sections = {"engine": {"num_threads": 1}} | sections
-        stack = cls(model_path, SluiceConfig.parse(sections, source="test"))
+        stack = cls(model_path, SluiceConfig.parse(sections, source="test"), network)
         try:
             for name in stack._members:
                 stack.start(name)
