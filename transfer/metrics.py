@@ -196,7 +196,7 @@ class TransferMetrics:
     def _paths(self) -> GaugeMetricFamily:
         family = GaugeMetricFamily(
             "sluice_kv_path_peers",
-            "Workers that are read from, by how their bytes travel; unknown: none has yet",
+            "Workers that are read from, by how bytes travel; unknown: none has yet, or untold",
             labels=("role", "peer_role", "transport", "path"),
         )
         for path, count in self._num_peers.items():
