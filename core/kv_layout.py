@@ -103,9 +103,14 @@ class KVLayout(msgspec.Struct, frozen=True):
         return self.heads_per_group * self.row_nbytes
 
     @property
+    def layer_nbytes(self) -> int:
+        """Bytes of one layer in one block of any group."""
+        return 2 * self.block_size * self.token_layer_nbytes
+
+    @property
     def block_nbytes(self) -> int:
         """Bytes of one block of any group."""
-        return self.layers_per_group * 2 * self.block_size * self.token_layer_nbytes
+        return self.layers_per_group * self.layer_nbytes
 
     @property
     def token_nbytes(self) -> int:

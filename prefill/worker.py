@@ -371,9 +371,8 @@ class PrefillWorker:
         if not self._context.config.transfer.checksums:
             return offer.blocks
         pool, layout = self._engine.pool, self._engine.layout
-        layer_nbytes = layout.block_nbytes // layout.layers_per_group
-        offset = offer.first_layer * layer_nbytes
-        nbytes = (offer.last_layer + 1) * layer_nbytes - offset
+        offset = offer.first_layer * layout.layer_nbytes
+        nbytes = (offer.last_layer + 1) * layout.layer_nbytes - offset
         return tuple(
             msgspec.structs.replace(
                 named, digests=pool.digests(named.block_ids, offset=offset, nbytes=nbytes)

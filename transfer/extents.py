@@ -30,11 +30,10 @@ class Part:
     @classmethod
     def of_piece(cls, piece: PieceId, layout: KVLayout) -> "Part":
         """Return what ``piece`` covers of each of its blocks."""
-        layer_nbytes = layout.block_nbytes // layout.layers_per_group
         return cls(
             block_nbytes=layout.block_nbytes,
-            offset=piece.first_layer * layer_nbytes,
-            nbytes=(piece.last_layer - piece.first_layer + 1) * layer_nbytes,
+            offset=piece.first_layer * layout.layer_nbytes,
+            nbytes=(piece.last_layer - piece.first_layer + 1) * layout.layer_nbytes,
         )
 
     @property

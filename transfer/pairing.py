@@ -65,8 +65,7 @@ class PairPlan:
     @property
     def wire_layer_nbytes(self) -> int:
         """Bytes that are read of each layer of each block that a ticket names."""
-        layer_nbytes = self.source.block_nbytes // self.source.layers_per_group
-        return len(self.shares) * layer_nbytes
+        return len(self.shares) * self.source.layer_nbytes
 
 
 def rank_of_source(source: Incarnation, rank: int) -> Incarnation:

@@ -40,7 +40,7 @@ class TransferShape:
             num_ranks=num_ranks,
             num_layers=layout.layers_per_group,
             sizes=BlockSizes(layout.block_size, layout.block_size, layout.groups),
-            layer_nbytes=layout.block_nbytes // layout.layers_per_group,
+            layer_nbytes=layout.layer_nbytes,
         )
 
     @classmethod

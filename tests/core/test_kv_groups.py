@@ -39,6 +39,7 @@ def test_g06_half_of_the_heads_have_the_window() -> None:
         KVGroup(layers=(0, 1, 2), window=64, num_sinks=32, heads=(0, 1)),
         KVGroup(layers=(0, 1, 2), heads=(2, 3)),
     )
+    assert layout.layer_nbytes == 2 * 16 * 2 * 8 * 4
     assert layout.block_nbytes == 3 * 2 * 16 * 2 * 8 * 4
     assert layout.token_nbytes == 3 * 2 * 4 * 8 * 4
 

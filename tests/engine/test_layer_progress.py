@@ -86,7 +86,7 @@ def batch_of(model: PagedModel, *marks: int) -> StepBatch:
 def kv_of(model: PagedModel, layers: Sequence[int]) -> list[torch.Tensor]:
     """Return a copy of all that the three prompts' blocks have of ``layers``."""
     layout, blocks = model.kv_pool.layout, model.kv_pool.blocks.view(torch.uint8)
-    nbytes = layout.block_nbytes // layout.layers_per_group
+    nbytes = layout.layer_nbytes
     tables = [each.block_tables for each in sequences_of(model)]
     blocks_of_group = [np.concatenate(of_group) for of_group in zip(*tables, strict=True)]
     return [
