@@ -11,11 +11,14 @@ from blockmgr.block_manager import BlockManager
 from blockmgr.receive_target import ReceiveTarget
 from blockmgr.tiers import Tiers
 from core.config import SchedulerConfig
-from core.errors import OutOfBlocksError, RequestError
+from core.errors import RequestError
 from core.ids import BlockId, Generation, OperationId, Owner, StepSeq
 from core.kv_layout import KVLayout
 from core.messages import FinishReason
 from decode.kv_budget import KVBudget
+from decode.newcomers import Newcomers
+from decode.remote_admission import RemoteAdmission
+from decode.running import RunningChoice
 from decode.sequence import Progress, Sequence
 from decode.sequence_table import SequenceTable
 from decode.state import Action, Event, State
@@ -40,11 +43,12 @@ class DecodeScheduler:
     ) -> None:
         self._blocks = blocks
         self._budget = KVBudget(blocks, layout, config, fingerprint=fingerprint, tiers=tiers)
-        self._config = config
         self._table = SequenceTable(blocks, self._budget, max_num_seqs=config.max_num_seqs)
+        self._remote = RemoteAdmission(blocks, self._budget, self._table)
+        self._running = RunningChoice(blocks, self._budget, self._table, config)
+        self._newcomers = Newcomers(blocks, self._budget, self._table, self._remote, config)
         self._steps: dict[StepSeq, list[StepPart]] = {}
         self._arrivals = itertools.count()
-        self._refused: dict[Owner, int] = {}  # remote, by arrival: no memory for a first ticket
 
     # Sequences in and out
 
@@ -77,28 +81,10 @@ class DecodeScheduler:
         sequence.arrival = next(self._arrivals)
         if remote:
             sequence.state = State.REMOTE
-            self._pin_prefix(sequence)
+            self._remote.pin_prefix(sequence)
         else:
             self._budget.fetch(sequence)
         self._table.add(sequence)
-
-    def _pin_prefix(self, sequence: Sequence) -> None:
-        """Pin the hit if all the rest can be promised; whoever holds blocks never waits.
-
-        Not while an older remote sequence has no promise: prefill works in order, so this one
-        would hold memory here while it waits there behind the older one, which waits for memory
-        here.
-        """
-        cached = 0 if self._table.has_unpromised_remote else self._budget.usable_hit(sequence)
-        num_tokens = sequence.num_tokens
-        need = self._budget.blocks_to_receive(num_tokens, num_cached=cached)
-        if cached:
-            pinned = self._budget.cost(sequence, num_cached=cached, num_tokens=cached)
-            if pinned + need > self._available():
-                cached = 0
-        self._budget.admit(sequence, num_cached=cached, num_tokens=cached)
-        if cached:
-            self._budget.promise(sequence, need)
 
     def num_uncached_tokens(self, sequence: Sequence) -> int:
         """Tokens of ``sequence`` that neither the pool nor host memory has. Changes nothing."""
@@ -113,22 +99,7 @@ class DecodeScheduler:
         The first ticket is promised the whole prompt. Tickets for other layers of the same
         positions get the same blocks.
         """
-        sequence = self._table[owner]
-        targets = list(targets)
-        if sequence.promised_blocks is None:
-            need = self._budget.blocks_to_receive(sequence.num_tokens)
-            if self._is_preempted_one_waiting() or need > self._available():
-                self._refused[owner] = sequence.arrival
-                return None
-            self._refused.pop(owner, None)
-            self._budget.promise(sequence, need)
-        num_new = self._blocks.num_vacant(owner, targets)
-        try:
-            blocks = self._blocks.begin_receive(owner, targets, operation)
-        except OutOfBlocksError:
-            return None
-        self._budget.promise(sequence, max((sequence.promised_blocks or 0) - num_new, 0))
-        return blocks
+        return self._remote.receive(self._table[owner], list(targets), operation)
 
     def deliver(self, owner: Owner, first_token: int) -> None:
         """All KV of a remote sequence is here; ``first_token`` is its next output."""
@@ -162,7 +133,7 @@ class DecodeScheduler:
 
         The prefix that it had found here goes back to the cache, and is found again.
         """
-        self._refused.pop(owner, None)
+        self._remote.forget(owner)
         self._table.recompute(self._table[owner])
 
     def lose_prefill(self, owner: Owner) -> None:
@@ -170,7 +141,7 @@ class DecodeScheduler:
         self._end(self._table[owner], Event.PREFILL_LOST)
 
     def _end(self, sequence: Sequence, event: Event) -> tuple[Action, ...]:
-        self._refused.pop(sequence.owner, None)
+        self._remote.forget(sequence.owner)
         self._budget.forget(sequence)
         return self._table.end(sequence, event)
 
@@ -182,13 +153,16 @@ class DecodeScheduler:
 
     def schedule(self) -> StepBatch | None:
         """Return the next step's batch, already dispatched in the block manager; None: no work."""
-        self._take_loads()
-        chosen, starved = self._choose_running()
+        self._newcomers.take_loads()
+        chosen, is_starved = self._running.choose()
+        is_step_in_flight = bool(self._steps)
+        openings: list[SlotOpening] = []
         # Where blocks are short nobody new comes in, unless nothing else would ever run.
-        openings = [] if starved and (chosen or self._steps) else self._admit(chosen)
+        if not is_starved or not (chosen or is_step_in_flight):
+            openings = self._newcomers.admit(chosen, is_step_in_flight=is_step_in_flight)
         if not chosen:
             return None
-        parts = [dispatch_part(sequence, num_tokens) for sequence, num_tokens in chosen]
+        parts = [dispatch_part(each) for each in chosen]
         step = self._blocks.dispatch_step(part.sequence.owner for part in parts)
         self._budget.count_step()
         self._steps[step] = parts
@@ -236,7 +210,7 @@ class DecodeScheduler:
     @property
     def num_running(self) -> int:
         """Sequences in the batch, ready for it, or being loaded."""
-        return len(self._table.running) + len(self._table.ready) + len(self._table.loading)
+        return self._table.num_running
 
     @property
     def num_waiting(self) -> int:
@@ -265,155 +239,3 @@ class DecodeScheduler:
         """Assert the invariants above: for tests and an idle worker."""
         self._table.check_invariants()
         self._blocks.check_invariants()
-
-    # Choosing
-
-    def _choose_running(self) -> tuple[list[tuple[Sequence, int]], bool]:
-        """Decode tokens of running sequences first, then chunks of their prompts.
-
-        Returns also whether some sequence lacked a block: then nobody new is admitted.
-
-        A sequence that lacks a block takes it from the youngest one, by preemption. While that one
-        is in a dispatched step its blocks would stay fenced and preempting it would gain nothing
-        (A15): it sits this step out, unharmed, and is preempted once its steps have completed.
-        """
-        chosen: list[tuple[Sequence, int]] = []
-        num_preemptions = self.num_preemptions
-        budget = self._config.max_batch_tokens
-        resting: set[Owner] = set()
-        decoding = [s for s in self._table.running if s.num_computed >= s.num_known]
-        prefilling = [s for s in self._table.running if s.num_computed < s.num_known]
-        for sequence in [*decoding, *prefilling]:
-            if budget == 0:
-                break
-            if sequence.state is not State.RUNNING or sequence.owner in resting:
-                continue
-            num_tokens = min(sequence.num_known - sequence.num_computed, budget)
-            if num_tokens <= 0:
-                if not sequence.wants_token:
-                    continue
-                num_tokens = 1
-            if not self._make_room(sequence, num_tokens, resting):
-                continue
-            chosen.append((sequence, num_tokens))
-            budget -= num_tokens
-        kept = [
-            (sequence, num_tokens)
-            for sequence, num_tokens in chosen
-            if sequence.state is State.RUNNING and sequence.owner not in resting
-        ]
-        return kept, bool(resting) or self.num_preemptions > num_preemptions
-
-    def _make_room(self, sequence: Sequence, num_tokens: int, resting: set[Owner]) -> bool:
-        """Give ``sequence`` its blocks, from victims if need be; False: not in this step."""
-        end = sequence.num_computed + num_tokens
-        while end > sequence.num_covered:
-            try:
-                sequence.num_covered = self._blocks.grow(sequence.owner, end)
-            except OutOfBlocksError:
-                victim = self._table.ready[-1] if self._table.ready else self._table.running[-1]
-                # What is being loaded can give its blocks up soon: better than giving up oneself.
-                is_last_resort = victim is sequence and bool(self._table.loading)
-                if victim.num_steps_in_flight or victim.owner in resting or is_last_resort:
-                    resting.add(victim.owner)
-                    return False
-                self._table.preempt(victim)
-                if victim is sequence:
-                    return False
-            else:
-                self._keep_promise(sequence)
-        return True
-
-    def _keep_promise(self, sequence: Sequence) -> None:
-        """A sequence that was promised room for all of its chunks got some of it."""
-        if sequence.promised_blocks:
-            rest = self._budget.blocks_to_come(
-                num_covered=sequence.num_covered, num_tokens=sequence.num_known
-            )
-            if rest:
-                self._budget.promise(sequence, rest)
-            else:
-                self._budget.close_promise(sequence)
-
-    def _admit(self, chosen: list[tuple[Sequence, int]]) -> list[SlotOpening]:
-        """Add READY and WAITING sequences to ``chosen`` while tokens, slots and blocks last."""
-        budget = self._config.max_batch_tokens - sum(num_tokens for _, num_tokens in chosen)
-        openings: list[SlotOpening] = []
-        while budget and self._table.free_slots and self._table.ready:
-            # Received and loaded KV goes first: it holds blocks, and needs little more (C19).
-            sequence = self._table.ready[0]
-            try:
-                self._blocks.grow(sequence.owner, sequence.num_known)
-            except OutOfBlocksError:
-                if chosen or self._steps:
-                    return openings  # what runs will give blocks back
-                self._table.preempt(self._table.ready[-1])
-                continue
-            openings.append(self._start(sequence))
-            num_tokens = min(sequence.num_known - sequence.num_computed, budget)
-            chosen.append((sequence, num_tokens))
-            budget -= num_tokens
-        while budget and self._table.has_room and (sequence := self._next_waiting()) is not None:
-            if not self._admit_waiting(sequence, budget):
-                break
-            if sequence.state is State.LOADING:
-                continue
-            openings.append(self._start(sequence))
-            num_tokens = min(sequence.num_known - sequence.num_computed, budget)
-            chosen.append((sequence, num_tokens))
-            budget -= num_tokens
-        return openings
-
-    def _admit_waiting(self, sequence: Sequence, num_chunk: int) -> bool:
-        """Allocate what ``sequence`` needs; False, without a trace: not now.
-
-        All of its known tokens have room, or, with windows, those of its first chunk of at most
-        ``num_chunk`` tokens, and what the others need is promised.
-        """
-        num_tokens = sequence.num_tokens
-        is_new = not sequence.num_preemptions
-        if is_new and any(arrival < sequence.arrival for arrival in self._refused.values()):
-            return False  # an older one waits for memory that its first ticket needs
-        if self._budget.is_closed(num_running=self.num_running):
-            return False  # before anything is looked up
-        cached = self._budget.usable_hit(sequence)
-        end = self._budget.first_chunk_end(sequence, num_cached=cached, num_chunk=num_chunk)
-        cost = self._budget.cost(sequence, num_cached=cached, num_tokens=end)
-        to_come = self._budget.blocks_to_come(num_covered=end, num_tokens=num_tokens)
-        if cost + to_come > self._available():
-            return False
-        load = self._budget.admit_or_load(sequence, num_cached=cached, num_tokens=end)
-        if to_come:
-            self._budget.promise(sequence, to_come, is_running=True)
-        sequence.num_known = num_tokens
-        if load is not None:
-            self._table.begin_load(sequence, load)
-        return True
-
-    def _next_waiting(self) -> Sequence | None:
-        """Return the first that waits for blocks only: who waits for storage is passed."""
-        return next((s for s in self._table.waiting if not self._budget.is_fetching(s)), None)
-
-    def _take_loads(self) -> None:
-        """Look at the loads that have ended."""
-        for load in self._budget.take_ended_loads():
-            sequence = self._table.loading.get(load.operation)
-            if sequence is None:
-                continue  # ended meanwhile
-            if not load.failed:
-                self._budget.settle_load(sequence, load.num_tokens)
-            self._table.end_load(sequence, failed=load.failed)
-
-    def _is_preempted_one_waiting(self) -> bool:
-        return bool(self._table.waiting) and self._table.waiting[0].num_preemptions > 0
-
-    def _available(self) -> int:
-        return self._budget.available(num_running=self.num_running)
-
-    def _start(self, sequence: Sequence) -> SlotOpening:
-        return SlotOpening(
-            slot=self._table.start(sequence),
-            sampling=sequence.sampling,
-            prompt_token_ids=sequence.prompt_token_ids,
-            output_token_ids=tuple(sequence.output_token_ids),
-        )

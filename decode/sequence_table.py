@@ -42,6 +42,16 @@ class SequenceTable:
         return self._sequence_of.get(owner)
 
     @property
+    def num_running(self) -> int:
+        """Sequences in the batch, ready for it, or being loaded."""
+        return len(self.running) + len(self.ready) + len(self.loading)
+
+    @property
+    def is_preempted_one_waiting(self) -> bool:
+        """Whether the next to be computed had to give its blocks up before."""
+        return bool(self.waiting) and self.waiting[0].num_preemptions > 0
+
+    @property
     def has_unpromised_remote(self) -> bool:
         """Whether a remote sequence has no memory reserved yet."""
         return any(

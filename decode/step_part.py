@@ -1,6 +1,7 @@
 """One sequence's share of a step: accounted when it is dispatched, and what its token means."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,13 @@ from core.ids import Slot
 from core.messages import FinishReason
 from decode.sequence import Sequence
 from engine.batch import SequenceInput
+
+
+class Chosen(NamedTuple):
+    """The next step computes this many tokens of a sequence, from where it is."""
+
+    sequence: Sequence
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +42,9 @@ class StepPart:
         )
 
 
-def dispatch_part(sequence: Sequence, num_tokens: int) -> StepPart:
-    """Account the next ``num_tokens`` tokens of ``sequence`` as dispatched."""
+def dispatch_part(chosen: Chosen) -> StepPart:
+    """Account the tokens of ``chosen`` as dispatched."""
+    sequence, num_tokens = chosen
     if sequence.slot is None:
         raise InternalError(f"{sequence.owner} was scheduled without a slot")
     position = sequence.num_computed

@@ -130,7 +130,7 @@ def test_c17_a_request_that_is_recomputed_passes_no_preempted_one(
     # When another one must be computed here
     b.scheduler.recompute(remote.owner)
     # Then the preempted one is still the first, so that no ticket takes its memory
-    assert b.scheduler._is_preempted_one_waiting()
+    assert b.scheduler._table.is_preempted_one_waiting
     b.scheduler.abort(old.owner)
     assert b.step().sequences[0].token_ids[0] >= 200
 

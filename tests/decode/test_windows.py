@@ -178,7 +178,7 @@ def test_whoever_holds_a_block_is_not_preempted_for_a_prompt_in_chunks(depth: in
     bench.add("long", 2048, max_tokens=1)
     in_flight = [bench.step()]
     count = 0
-    while bench.scheduler._available() >= 2:
+    while bench.scheduler._remote._available() >= 2:
         remote = bench.add(f"R{count}", 15, remote=True, max_tokens=2, first=10**6 + 1000 * count)
         targets = [ReceiveTarget(group, 0, 1) for group in (0, 1)]
         assert bench.scheduler.receive(remote.owner, targets, OperationId(count))
