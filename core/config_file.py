@@ -12,6 +12,8 @@ from core.errors import ConfigError
 
 MAX_FILE_NBYTES = 128 * 1024
 """Many times what a config with every field and a page of comments takes."""
+MAX_NODES = 4000
+"""Keys and values; all fields, of both roles too, are some 400."""
 MAX_DEPTH = 8
 """Of mappings and lists in each other; no field needs more than four."""
 
@@ -109,7 +111,7 @@ def _text(path: Path) -> str:
 
 def _check_structure(text: str, reading: _Reading) -> None:
     """Refuse what would make a value stand elsewhere than where it is read, or recurse too deep."""
-    depth = documents = 0
+    depth = documents = nodes = 0
     events = cast("Iterable[yaml.Event]", yaml.parse(text, Loader=yaml.SafeLoader))  # pyright: ignore[reportUnknownMemberType]
     for event in events:
         if isinstance(event, yaml.DocumentStartEvent):
@@ -122,6 +124,9 @@ def _check_structure(text: str, reading: _Reading) -> None:
                 reading.refuse(event.start_mark, f"nested deeper than {MAX_DEPTH} levels")
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
+        nodes += isinstance(event, yaml.NodeEvent)
+        if nodes > MAX_NODES:
+            reading.refuse(event.start_mark, f"more than {MAX_NODES} values; is this a config?")
         if isinstance(event, yaml.NodeEvent) and event.anchor is not None:
             name = f"{'*' if isinstance(event, yaml.AliasEvent) else '&'}{event.anchor}"
             text = f"{name}: anchors and aliases are not taken; write the value at each place"

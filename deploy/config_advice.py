@@ -1,13 +1,16 @@
 """What a config may say and seldom means. Pure, but for what ``Machine`` reads."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from core.config import SluiceConfig
 from core.config_layers import Place
 from core.messages import Role
+from deploy.config_reference import reference
 from deploy.doctor_config import worker_host_gib
 from deploy.doctor_machine import GIB, Machine
+from deploy.settings import PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,27 @@ def advise(config: SluiceConfig, machine: Machine) -> list[Advice]:
         *_numbers(config),
         *_storage(config),
     ]
+
+
+def misspelt_variables(environment: Mapping[str, str]) -> list[Advice]:
+    """Return what variables look like a field's and say nothing.
+
+    ``SLUICE_ROUTER_PORT=tcp://...`` is what Kubernetes sets for a service of that name.
+    """
+    names = [field.name for section in reference() for field in section.fields]
+    variables = [PREFIX + name.upper().replace(".", "__") for name in names]
+    meant = {_letters(variable): variable for variable in variables}
+    return [
+        Advice((), f"environment variable {name} says nothing; write {meant[_letters(name)]}")
+        for name, value in sorted(environment.items())
+        if not name.upper().startswith(PREFIX)
+        and _letters(name) in meant
+        and not value.startswith("tcp://")
+    ]
+
+
+def _letters(variable: str) -> str:
+    return re.sub("_+", "_", variable.upper())
 
 
 def _memory(config: SluiceConfig, machine: Machine) -> Iterator[Advice]:

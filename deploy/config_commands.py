@@ -1,5 +1,6 @@
 """``sluice config check | show | reference``: a config before anything is started with it."""
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from core.config_faults import Fault
 from core.config_layers import ConfigLayer, Origin, Place
 from core.errors import ConfigError
 from core.messages import Role
-from deploy.config_advice import advise
+from deploy.config_advice import advise, misspelt_variables
 from deploy.config_page import reference_page
 from deploy.config_reference import field_at
 from deploy.doctor_machine import Machine
@@ -33,7 +34,7 @@ def run_config_reference() -> int:
 
 
 def run_config_check(path: Path, assignments: Sequence[str]) -> int:
-    """Print every error in the file, the environment and ``assignments``, or warnings if none.
+    """Print every error in the file, the environment and ``assignments``, and what is unwise.
 
     Returns 2 if there was an error, else 0.
 
@@ -51,6 +52,7 @@ def run_config_check(path: Path, assignments: Sequence[str]) -> int:
         told = _told("error", fault.places, fault.text, settings, lines)
         sys.stdout.write("\n".join([*told, *_expected(fault.places)]) + "\n\n")
     warnings = [] if config is None else advise(config, Machine())
+    warnings += misspelt_variables(os.environ)
     for advice in warnings:
         told = _told("warning", advice.places, advice.text, settings, lines)
         sys.stdout.write("\n".join(told) + "\n\n")

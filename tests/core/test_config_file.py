@@ -5,16 +5,19 @@ that carries a value where nobody reads it, a traceback from the depths of a YAM
 """
 
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from core.config import SluiceConfig
 from core.config_file import MAX_FILE_NBYTES, parse_yaml, read_config_file
 from core.config_layers import ConfigLayer, Origin, layer_of
 from core.errors import ConfigError
+from core.messages import Role
 
 
 def refusal(content: str | bytes, folder: Path) -> str:
@@ -55,6 +58,7 @@ def refusal(content: str | bytes, folder: Path) -> str:
         ("[" * 5000, "f.yaml:1:9: nested deeper than 8 levels"),
         ("a: {" * 5000, "nested deeper than 8 levels"),
         ("a" * (MAX_FILE_NBYTES + 1), "config file f.yaml: larger than 128 KiB; is this the"),
+        ("cache: [" + "1," * 5000 + "]", "f.yaml:1:8003: more than 4000 values; is this a config?"),
         ("- cache\n", "config file f.yaml: the top level must be a mapping of sections"),
         ("cache", "the top level must be a mapping of sections"),
     ],
@@ -113,6 +117,50 @@ def test_a_thousand_faults_are_told_by_ten_and_a_number(tmp_path: Path) -> None:
     line = str(caught.value)
     assert line.count("unknown") == 10
     assert line.endswith("; and 990 more")
+
+
+CHOSEN = ("cache", "transfer")
+CHOICES = st.fixed_dictionaries(
+    {},
+    optional={
+        "cache": st.fixed_dictionaries(
+            {},
+            optional={
+                "host_tier_gib": st.sampled_from([0, 1]),
+                "storage_gib": st.sampled_from([None, 1]),
+                "storage_url": st.sampled_from([None, "file:///kv", "kv"]),
+                "prefix_caching": st.booleans(),
+            },
+        ),
+        "transfer": st.fixed_dictionaries(
+            {},
+            optional={
+                "lease_s": st.sampled_from([1, 30]),
+                "renew_interval_s": st.sampled_from([0.4, 5, -1]),
+            },
+        ),
+    },
+)
+
+
+@given(CHOICES, CHOICES, CHOICES)
+def test_what_is_found_good_can_be_had_by_every_role(
+    content: dict[str, Any], prefill: dict[str, Any], decode: dict[str, Any]
+) -> None:
+    whole = {**content, "prefill": prefill, "decode": decode}
+    if SluiceConfig.find_faults(whole):
+        with pytest.raises(ValidationError):
+            _of_roles(whole)
+        return
+    for role, own in _of_roles(whole).items():
+        merged = {name: {**content.get(name, {}), **whole[role].get(name, {})} for name in CHOSEN}
+        wanted = SluiceConfig.parse(merged, source="merged")
+        assert (own.cache, own.transfer) == (wanted.cache, wanted.transfer)
+
+
+def _of_roles(content: dict[str, Any]) -> dict[str, SluiceConfig]:
+    config = SluiceConfig.model_validate(content)
+    return {role: config.for_role(role) for role in get_args(Role)}
 
 
 @given(

@@ -100,6 +100,21 @@ def test_a_warning_is_no_error(file: Path, capsys: pytest.CaptureFixture[str]) -
     assert out.endswith("f: 0 errors, 1 warning\n")
 
 
+def test_a_variable_that_says_nothing_is_told(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text("log_level: info\n")
+    monkeypatch.setenv("SLUICE_CACHE_BLOCK_SIZE", "32")
+    monkeypatch.setenv("SLUICE_ROUTER_PORT", "tcp://10.0.0.1:8000")
+    monkeypatch.setenv("SLUICE_CACHE", "/var/cache")
+    monkeypatch.setenv("SLUICE_POISON", "0")
+    text = (
+        "f: warning: environment variable SLUICE_CACHE_BLOCK_SIZE says nothing; write "
+        "SLUICE__CACHE__BLOCK_SIZE\n\nf: 0 errors, 1 warning\n"
+    )
+    assert checked(file, capsys) == (0, text)
+
+
 def test_a_good_file_is_told_so(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text("cache: {memory_gib: 0.001}\n")
     assert checked(file, capsys) == (0, "f: 0 errors, 0 warnings\n")

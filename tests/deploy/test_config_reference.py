@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import BaseModel
 
 from core.config import SluiceConfig
@@ -41,6 +42,22 @@ def test_the_page_is_what_the_code_takes() -> None:
     assert page == reference_page(), (
         "stale: python -m deploy.main config reference > docs/configuration.md"
     )
+
+
+def test_the_pages_examples_are_configs() -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", reference_page(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        SluiceConfig.parse(yaml.safe_load(block), source="page")
+
+
+def test_the_page_links_to_what_is_there() -> None:
+    for target, _, heading in re.findall(r"\]\(([^)#]+)(#([^)]+))?\)", reference_page()):
+        linked = ROOT / "docs" / target
+        assert linked.exists()
+        if heading:
+            titles = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
+            assert heading in [title.lower().replace(" ", "-") for title in titles]
 
 
 def test_every_field_is_listed_with_its_default() -> None:
