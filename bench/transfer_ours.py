@@ -15,7 +15,8 @@ from core.ids import Attempt, BlockId, Generation, Incarnation, OperationId, Own
 from core.kv_layout import KVGroup, KVLayout
 from core.messages import Compatibility, GroupBlocks, PieceId, PoolEndpoint, Welcome
 from transfer.actions import PostRead
-from transfer.reads import RankReads, ReadEnd
+from transfer.rank_reads import RankReads
+from transfer.reads import ReadEnd
 from transfer.stats import TransferStats
 from transfer.transports import open_transport
 

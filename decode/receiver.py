@@ -50,6 +50,7 @@ from transfer.metrics import TransferMetrics
 from transfer.reader import Reader
 from transfer.reads import ReadEnd, Reads
 from transfer.receiving import TransferShape
+from transfer.stats import ReadObservation
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +112,10 @@ class Receiver:
         *,
         reader: Reader,
         compatibility: Compatibility,
-        open_reads: Callable[[Callable[[ReadEnd], None]], Reads],
+        open_reads: Callable[
+            [Callable[[ReadEnd], None], Callable[[OperationId], None]],
+            Reads,
+        ],
         open_sources: Callable[["Receiver"], Sources],
         memory: Memory,
         owner: ReceiverOwner,
@@ -123,7 +127,8 @@ class Receiver:
         Args:
             reader: Decides.
             compatibility: Of this worker.
-            open_reads: Makes what carries reads out, given who is told of their ends.
+            open_reads: Makes what carries reads out, given who is told of their ends, and who of
+                their beginnings.
             open_sources: Makes the channels, given who is told of what they bring.
             memory: Where KV goes.
             owner: Is told of requests that were delivered or lost.
@@ -139,7 +144,7 @@ class Receiver:
         self._owner = owner
         self._trace = trace
         self._clock = asyncio.get_running_loop().time
-        self._reads = open_reads(self._take_end)
+        self._reads = open_reads(self._take_end, self._take_begun)
         self._sources = open_sources(self)
         self._operation_ids = map(OperationId, itertools.count(1))
         self._deadline_may_be_new = asyncio.Event()
@@ -211,11 +216,13 @@ class Receiver:
                 self._carry_out(self._reader.tick(self._clock()))
 
     async def close(self) -> None:
-        """End every read and every channel; nothing writes into the pool afterwards.
+        """End every request, read and channel; nothing writes into the pool afterwards.
 
-        Reads in progress are let finish for a moment: a source that serves them may not survive
-        a reader that goes away in their middle.
+        What is posted of reads in progress is let finish for a moment: a source that serves them
+        may not survive a reader that goes away in their middle.
         """
+        for owner in self._reader.owners():
+            self.cancel(owner)
         await self._reads.drain(timeout_s=DRAIN_TIMEOUT_S)
         self._sources.close()
         self._reads.close()
@@ -233,7 +240,7 @@ class Receiver:
         self._metrics.observe_path(source.incarnation, "unknown")
         operation = next(self._operation_ids)
         self._warm_ups[operation] = source.incarnation
-        self._carry_out(self._reader.warm_up(operation, source.incarnation, self._clock()))
+        self._carry_out(self._reader.warm_up(operation, source.incarnation))
 
     def is_in_use(self, incarnation: Incarnation) -> bool:
         """See ``SourcesOwner``."""
@@ -355,6 +362,10 @@ class Receiver:
             is_full = is_full or not actions
             self._carry_out(actions)
 
+    def _take_begun(self, operation: OperationId) -> None:
+        self._reader.begun(operation, self._clock())
+        self._deadline_may_be_new.set()
+
     def _take_end(self, end: ReadEnd) -> None:
         source = self._warm_ups.pop(end.operation, None)
         if source is None:
@@ -374,6 +385,9 @@ class Receiver:
             self._carry_out(self._reader.read_cancelled(end.operation))
         elif end.failure is None:
             self._metrics.observe_path(end.peer, end.path)
+            self._reader.stats.observe_read(
+                ReadObservation(end.nbytes, end.num_descriptors, end.duration_s)
+            )
             self._land(end.operation, now)
         elif end.is_damaged:
             self._damaged(end.operation, now)

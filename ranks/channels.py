@@ -6,8 +6,7 @@ from core.errors import InternalError
 from ranks.followers import Follower, Followers
 from ranks.frames import FrameChannel
 from ranks.group_reads import GroupReads
-from ranks.messages import Command, Ended, Observed, Ping, Pong
-from transfer.stats import TransferStats
+from ranks.messages import Command, Ended, Ping, Pong
 
 PING_INTERVAL_S = 2.0
 MAX_UNANSWERED = 7
@@ -22,8 +21,6 @@ class FollowerChannels:
         self._followers = followers
         self.reads: GroupReads | None = None
         """Told of what ends."""
-        self.stats = TransferStats()
-        """Told of what was read."""
         self._num_unanswered = {follower.rank: 0 for follower in followers}
         self._channels = {follower.rank: self._open(follower) for follower in followers}
 
@@ -70,8 +67,6 @@ class FollowerChannels:
                     pass
                 case Ended(end) if self.reads is not None:
                     self.reads.ended(follower.rank, end)
-                case Observed(read):
-                    self.stats.observe_read(read)
                 case _:
                     msg = f"rank {follower.rank} sent {message!r}"
                     raise InternalError(msg)

@@ -28,7 +28,6 @@ from ranks.messages import (
     Load,
     Loaded,
     Meet,
-    Observed,
     Ping,
     Pong,
     Post,
@@ -42,7 +41,7 @@ from ranks.messages import (
 )
 from ranks.rank_transfers import RankSource, open_rank_reads, staging_nbytes
 from transfer.reads import ReadEnd, Reads
-from transfer.stats import ReadObservation, TransferStats
+from transfer.stats import TransferStats
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +157,7 @@ class _Transfers:
                 engine,
                 config,
                 incarnation=spec.incarnation,
-                stats=_ForwardedStats(self._channel),
+                stats=TransferStats(),  # the leader counts for all ranks
                 on_end=self._end,
             )
         self.endpoint = None if self._source is None else self._source.endpoint()
@@ -192,18 +191,6 @@ class _Transfers:
 
     def _end(self, end: ReadEnd) -> None:
         self._channel.send(Ended(end))
-
-
-class _ForwardedStats(TransferStats):
-    """The leader counts for all ranks."""
-
-    def __init__(self, channel: FrameChannel) -> None:
-        super().__init__()
-        self._channel = channel
-
-    def observe_read(self, read: ReadObservation) -> None:
-        """See ``TransferStats.observe_read``."""
-        self._channel.send(Observed(read))
 
 
 def _exit(code: int) -> None:

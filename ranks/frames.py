@@ -100,9 +100,18 @@ class FrameChannel:
             self._on_lost()
             return
         self._incoming += received
-        for message in self._messages():
-            if not self._is_closed:
-                self._on_message(message)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell every message that is here whole; one that cannot be taken strands no later one."""
+        messages = self._messages()
+        try:
+            for message in messages:
+                if not self._is_closed:
+                    self._on_message(message)
+        except BaseException:
+            self._loop.call_soon(self._tell)
+            raise
 
     def _messages(self) -> Iterator[object]:
         while len(self._incoming) >= _HEADER.size:

@@ -93,6 +93,7 @@ class GroupReads:
     def post(self, read: PostRead) -> None:
         """See ``Reads.post``."""
         if self._is_ending:
+            self._refuse(read.operation, read.peer)
             return
         self._begin(read.operation, read.peer)
         self._others.send(Post(read))
@@ -100,6 +101,9 @@ class GroupReads:
 
     def warm_up(self, operation: OperationId, source: Incarnation) -> None:
         """See ``Reads.warm_up``: of every rank's pair."""
+        if self._is_ending:
+            self._refuse(operation, source)
+            return
         self._begin(operation, source)
         self._others.send(WarmUp(operation, source))
         self._own.warm_up(operation, source)
@@ -125,8 +129,6 @@ class GroupReads:
     async def drain(self, *, timeout_s: float) -> bool:
         """See ``Reads.drain``."""
         self._is_ending = True
-        for operation in tuple(self._outstanding):
-            self.cancel(operation)
         self._drained.clear()
         if self._outstanding:
             try:
@@ -158,6 +160,14 @@ class GroupReads:
             self._on_end(read.end)
         elif is_first_failure:
             self.tear_down(end.peer, f"rank {rank} failed: {end.failure}")
+
+    def _refuse(self, operation: OperationId, source: Incarnation) -> None:
+        end = ReadEnd(operation, source, "this worker is ending")
+        self._loop.call_soon(self._tell, end)
+
+    def _tell(self, end: ReadEnd) -> None:
+        if not self._is_closed:
+            self._on_end(end)
 
     def _begin(self, operation: OperationId, source: Incarnation) -> None:
         ranks = {LEADER, *self._others.ranks}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from core.config import TransferConfig
-from core.ids import Incarnation
+from core.ids import Incarnation, OperationId
 from core.messages import PoolEndpoint
 from core.messages.base import Role
 from core.worker_context import WorkerContext
@@ -122,8 +122,16 @@ class Ranks:
                 part.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
 
-    def open_reads(self, stats: TransferStats, on_end: Callable[[ReadEnd], None]) -> Reads:
+    def open_reads(
+        self,
+        stats: TransferStats,
+        on_end: Callable[[ReadEnd], None],
+        on_begun: Callable[[OperationId], None] = lambda _: None,
+    ) -> Reads:
         """Return what carries reads of all ranks out. Once.
+
+        A read begins when the leader's part does: a source that freezes holds up every rank's, or
+        lets the leader's begin.
 
         Raises:
             ConfigError: the transport cannot be used.
@@ -136,11 +144,11 @@ class Ranks:
                 incarnation=self._incarnation,
                 stats=stats,
                 on_end=on_own_end,
+                on_begun=on_begun,
             )
 
         if self._channels is None:
             return open_own(on_end)
-        self._channels.stats = stats
         self._channels.reads = GroupReads(open_own, self._channels, on_end)
         return self._channels.reads
 

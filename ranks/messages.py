@@ -11,7 +11,6 @@ from core.messages import PoolEndpoint, Welcome
 from core.messages.base import Role
 from transfer.actions import PostRead
 from transfer.reads import ReadEnd
-from transfer.stats import ReadObservation
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +141,6 @@ class Ended:
     """A follower's part of a read is terminal."""
 
     end: ReadEnd
-
-
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """A follower's part of a read has moved these bytes."""
-
-    read: ReadObservation
 
 
 Command: TypeAlias = Connect | Post | WarmUp | Cancel | TearDown | Serve | Ping

@@ -4,13 +4,14 @@ from collections.abc import Callable, Hashable
 
 from core.config import TransferConfig
 from core.errors import InternalError
-from core.ids import Incarnation
+from core.ids import Incarnation, OperationId
 from core.messages import PoolEndpoint
 from core.messages.base import Role
 from engine.kv_conversion import KVConverter
 from engine.startup import Engine
 from transfer.pump import Pump
-from transfer.reads import RankReads, ReadEnd
+from transfer.rank_reads import RankReads
+from transfer.reads import ReadEnd
 from transfer.stats import TransferStats
 from transfer.transport import ReadOutcome, Transport
 from transfer.transports import open_transport
@@ -28,6 +29,7 @@ def open_rank_reads(
     incarnation: Incarnation,
     stats: TransferStats,
     on_end: Callable[[ReadEnd], None],
+    on_begun: Callable[[OperationId], None] = lambda _: None,
 ) -> RankReads:
     """Return what carries reads into this rank's pool out, on the running loop.
 
@@ -42,6 +44,7 @@ def open_rank_reads(
         config=config,
         stats=stats,
         on_end=on_end,
+        on_begun=on_begun,
         converter=KVConverter(engine.pool) if engine.pool.staging_range else None,
     )
 

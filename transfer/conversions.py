@@ -38,6 +38,8 @@ _LEAST_NUM_PORTIONS: Final = 8
 """That a small staging has room for, where blocks are small: one lands while others are posted."""
 _NUM_PEERS_AT_LIMIT: Final = 2
 """That fill the staging together: one that does not answer leaves room for others."""
+_KEPT_SHARE: Final = 0.5
+"""Of the staging, that may be kept for single sources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,10 @@ class _Read:
         """Whether what lands is still to be unpacked."""
         return self.failure is None and not self.is_cancelled
 
+    def portion_nbytes(self, num_blocks: int) -> int:
+        """Return the room that so many of its blocks take."""
+        return _portion_nbytes(self.plan, num_blocks * self.part.nbytes)
+
     def end(self) -> EndedRead:
         return EndedRead(
             operation=self.read.operation,
@@ -89,13 +95,15 @@ class _Read:
 
 
 class Conversions:
-    """Reads take turns for the staging; who has no room waits, and nobody passes.
+    """Reads take turns for the staging; who has no room waits, and nobody takes it before.
 
-    A portion's room is its own until its reads are terminal, as a block is.
+    A portion's room is its own until its reads are terminal, as a block is. Room for one block is
+    kept for each source that is connected, as far as half of the staging goes: sources that do not
+    answer do not stop one that does, however many they are.
 
     Invariants (``check_invariants``):
         * a read is known until it is terminal, and ends exactly once;
-        * the room that is taken is that of the portions in flight.
+        * the room that is taken is that of the portions in flight, and what is kept.
     """
 
     def __init__(self, room: range) -> None:
@@ -105,6 +113,12 @@ class Conversions:
         self._turns: deque[OperationId] = deque()
         self._portions: dict[OperationId, Portion] = {}
         self._of_peer: Counter[Incarnation] = Counter()
+        self._connected: dict[Incarnation, int] = {}
+        """What a portion of one block of a source takes."""
+        self._kept: dict[Incarnation, int] = {}
+        """Offset of the room that is kept for a source."""
+        self._in_kept: dict[Incarnation, OperationId] = {}
+        """The portion that is in it."""
         self._numbers = map(OperationId, itertools.count(-1, -1))
 
     def __len__(self) -> int:
@@ -116,9 +130,19 @@ class Conversions:
         """Room in all."""
         return self._staging.nbytes
 
+    def connect(self, source: Incarnation, plan: PairPlan) -> None:
+        """Keep room for a block of ``source``, until it is dropped."""
+        self._connected[source] = least_staging_nbytes(plan)
+        self._keep_room()
+
     def is_portion(self, operation: OperationId) -> bool:
         """Whether it is a portion in flight."""
         return operation in self._portions
+
+    def read_of(self, operation: OperationId) -> OperationId:
+        """Return the read that a portion in flight is of; anything else is returned as it is."""
+        portion = self._portions.get(operation)
+        return operation if portion is None else portion.read.operation
 
     def add(self, read: PostRead, plan: PairPlan, now: float) -> None:
         """Convert ``read`` in time.
@@ -137,18 +161,20 @@ class Conversions:
 
     def next(self) -> Portion | None:
         """Return what to read now, in flight from here on; None: wait for an end, or an ``add``."""
-        for _ in range(len(self._turns)):
-            entry = self._reads[self._turns[0]]
+        is_full = False
+        for operation in self._turns:
+            entry = self._reads[operation]
             blocks = self._chosen(entry)
-            nbytes = _portion_nbytes(entry.plan, len(blocks) * entry.part.nbytes)
-            if not self._has_share(entry.read.peer, nbytes):
-                self._turns.rotate(-1)  # loses nothing: its peer has enough in flight
-                continue
-            offset = self._staging.take(nbytes)
-            if offset is None:
-                return None
-            self._turns.popleft()
-            return self._begin(entry, blocks, offset, nbytes)
+            if not is_full and self._has_share(entry, blocks):
+                offset = self._staging.take(entry.portion_nbytes(len(blocks)))
+                if offset is not None:
+                    return self._begin(entry, blocks, offset)
+                is_full = True  # behind it, only what is kept may be used
+            source = entry.read.peer
+            if source in self._kept and source not in self._in_kept:
+                portion = self._begin(entry, blocks[:1], self._kept[source])
+                self._in_kept[source] = portion.operation
+                return portion
         return None
 
     def landed(self, operation: OperationId) -> tuple[Unpack, ...]:
@@ -172,7 +198,7 @@ class Conversions:
         portion = self._portions.pop(ended.operation, None)
         if portion is None:
             raise InternalError(f"portion {ended.operation} ended twice")
-        self._staging.give_back(portion.offset)
+        self._give_back(portion)
         self._of_peer -= Counter({portion.read.peer: portion.nbytes})
         entry = self._reads[portion.read.operation]
         entry.in_flight.discard(ended.operation)
@@ -206,12 +232,17 @@ class Conversions:
                 self._post_no_more(entry)
                 if (end := self._end_if_over(entry)) is not None:
                     ends.append(end)
+        self._connected.pop(source, None)
+        kept = self._kept.pop(source, None)
+        if kept is not None and self._in_kept.pop(source, None) is None:
+            self._staging.give_back(kept)
         return ends
 
     def check_invariants(self) -> None:
         """Assert the invariants above: O(n), for tests."""
         self._staging.check_invariants()
-        assert self._staging.is_unused == (not self._portions)
+        assert self._staging.is_unused == (not self._portions and not self._kept)
+        assert self._in_kept.keys() <= self._kept.keys() <= self._connected.keys()
         in_flight = {at for entry in self._reads.values() for at in entry.in_flight}
         assert in_flight == set(self._portions)
         waiting = {operation for operation, entry in self._reads.items() if entry.todo}
@@ -220,9 +251,28 @@ class Conversions:
 
     # Within
 
-    def _has_share(self, peer: Incarnation, nbytes: int) -> bool:
+    def _has_share(self, entry: _Read, blocks: list[SourceBlock]) -> bool:
         limit = self._staging.nbytes // _NUM_PEERS_AT_LIMIT
-        return not self._of_peer[peer] or self._of_peer[peer] + nbytes <= limit
+        of_peer = self._of_peer[entry.read.peer]
+        return not of_peer or of_peer + entry.portion_nbytes(len(blocks)) <= limit
+
+    def _keep_room(self) -> None:
+        """Keep room for each source that has none yet, as far as there is some."""
+        limit = int(self._staging.nbytes * _KEPT_SHARE)
+        for source, nbytes in self._connected.items():
+            total = nbytes + sum(self._connected[each] for each in self._kept)
+            if source in self._kept or total > limit:
+                continue
+            if (offset := self._staging.take(nbytes)) is not None:
+                self._kept[source] = offset
+
+    def _give_back(self, portion: Portion) -> None:
+        source = portion.read.peer
+        if self._in_kept.get(source) == portion.operation:
+            del self._in_kept[source]
+        else:
+            self._staging.give_back(portion.offset)
+            self._keep_room()
 
     def _chosen(self, entry: _Read) -> list[SourceBlock]:
         """Return the blocks of the next portion: one, or as many as are small together."""
@@ -233,13 +283,15 @@ class Conversions:
         count = max(1, room_of_share // entry.part.nbytes)
         return list(itertools.islice(entry.todo, count))
 
-    def _begin(self, entry: _Read, blocks: list[SourceBlock], offset: int, nbytes: int) -> Portion:
+    def _begin(self, entry: _Read, blocks: list[SourceBlock], offset: int) -> Portion:
         for _ in blocks:
             entry.todo.popleft()
+        self._turns.remove(entry.read.operation)
         if entry.todo:
             self._turns.append(entry.read.operation)
         operation = next(self._numbers)
         parts, unpacks = zip(*_shares(entry, blocks, offset), strict=True)
+        nbytes = entry.portion_nbytes(len(blocks))
         portion = Portion(operation, entry.read, parts, unpacks, offset, nbytes)
         entry.in_flight.add(operation)
         self._portions[operation] = portion

@@ -86,23 +86,27 @@ class Endpoints:
     # Reads
 
     def begin(self, operation: Operation) -> list[Action]:
-        """A read is about to be posted."""
+        """A read was decided: it is posted when its turn comes."""
         link = self._links[operation.peer]
         self._operations.begin(operation)
         link.operations.add(operation.operation)
         self._stats.reads_posted += 1
         return self._reading_edge(link)
 
-    def warm_up(self, operation: OperationId, source: Incarnation, now: float) -> list[Action]:
+    def warm_up(self, operation: OperationId, source: Incarnation) -> list[Action]:
         """A read for its own sake: what nobody waits for from the start, and fills no block."""
         link = self._open(source)
         nobody: Owner = (RequestId(f"warm-up of {source}"), Attempt(1))
         piece = PieceId(0, 0, 0, 0)
-        pending = Operation(operation, source, nobody, piece, now, frozenset(), nbytes=0)
+        pending = Operation(operation, source, nobody, piece, frozenset(), nbytes=0)
         pending.is_quarantined = True
         self._operations.begin(pending)
         link.operations.add(operation)
         return [*self._reading_edge(link), WarmUp(operation, source)]
+
+    def begun(self, operation: OperationId, now: float) -> None:
+        """The first part of a read was posted: its source must end it within ``read_timeout_s``."""
+        self._operations.begun(operation, now)
 
     def get(self, operation: OperationId) -> Operation | None:
         """Return a read that is not terminal."""
@@ -164,9 +168,9 @@ class Endpoints:
         """Return when ``tick`` has something to do."""
         renewals = [link.next_renew_at for link in self._links.values() if not link.is_lost]
         timeouts = [
-            pending.posted_at + self._config.read_timeout_s
+            pending.begun_at + self._config.read_timeout_s
             for pending in self._operations.all()
-            if not self._links[pending.peer].is_torn
+            if pending.begun_at is not None and not self._links[pending.peer].is_torn
         ]
         return min((time for time in (*renewals, *timeouts) if time is not None), default=None)
 
@@ -178,10 +182,11 @@ class Endpoints:
             if link.is_renewal_due(now)
         ]
         for pending in self._operations.all():
-            is_overdue = pending.posted_at + self._config.read_timeout_s <= now
-            if is_overdue and not self._links[pending.peer].is_torn:
+            if pending.begun_at is None or self._links[pending.peer].is_torn:
+                continue
+            waited_s = now - pending.begun_at
+            if pending.begun_at + self._config.read_timeout_s <= now:
                 self._stats.read_timeouts += 1
-                waited_s = now - pending.posted_at
                 actions += self.tear_down(
                     pending.peer, f"a read is not terminal after {waited_s:.1f} s"
                 )

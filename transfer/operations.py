@@ -16,10 +16,11 @@ class Operation:
     peer: Incarnation
     owner: Owner
     piece: PieceId
-    posted_at: float
     block_ids: frozenset[BlockId]
     """Here, that it fills; reads of other layers may fill the same."""
     nbytes: int
+    begun_at: float | None = None
+    """When the first of it was posted; until then it waits its turn, which is nobody's fault."""
     is_quarantined: bool = False
     """Its request ended or was rolled back, or never was: only its end matters now."""
 
@@ -55,6 +56,12 @@ class Operations:
     def end(self, operation: OperationId) -> Operation | None:
         """Forget a read that is terminal and return it; None: it ended before, or never was."""
         return self._pending.pop(operation, None)
+
+    def begun(self, operation: OperationId, now: float) -> None:
+        """The first part of a read was posted. One that has ended, or had begun, stays as it is."""
+        pending = self._pending.get(operation)
+        if pending is not None and pending.begun_at is None:
+            pending.begun_at = now
 
     def quarantine(self, operation: OperationId) -> None:
         """Nobody waits for this read any more."""

@@ -83,6 +83,10 @@ class Reader:
         """Whether ``owner`` has not ended."""
         return owner in self._requests
 
+    def owners(self) -> tuple[Owner, ...]:
+        """Return the requests that have not ended."""
+        return tuple(entry.owner for entry in self._requests.all())
+
     def is_in_use(self, source: Incarnation) -> bool:
         """Whether a request to ``source`` or a read from there has not ended."""
         return self._endpoints.is_in_use(source)
@@ -264,7 +268,6 @@ class Reader:
                 peer=entry.source,
                 owner=owner,
                 piece=piece_id,
-                posted_at=now,
                 block_ids=frozenset(block_id for run in target for block_id in run.block_ids),
                 nbytes=piece.num_source_blocks * num_layers * entry.shape.layer_nbytes,
             )
@@ -281,6 +284,10 @@ class Reader:
         )
         return [*begun, read]
 
+    def begun(self, operation: OperationId, now: float) -> None:
+        """The first part of a read was posted: from now on its source is held to its timeout."""
+        self._endpoints.begun(operation, now)
+
     def landed(self, operation: OperationId, now: float) -> list[Action]:
         """Every byte of the read is in the pool."""
         ended = self._end_read(operation)
@@ -295,9 +302,9 @@ class Reader:
         entry.kv_nbytes += pending.nbytes
         return [*actions, *self._requests.settle(entry, now)]
 
-    def warm_up(self, operation: OperationId, source: Incarnation, now: float) -> list[Action]:
+    def warm_up(self, operation: OperationId, source: Incarnation) -> list[Action]:
         """``source`` was paired: read something, so that its first request finds the way ready."""
-        return self._endpoints.warm_up(operation, source, now)
+        return self._endpoints.warm_up(operation, source)
 
     def expected_digests(self, operation: OperationId) -> Digests | None:
         """Return what the blocks that a pending read fills must hold once it has landed.

@@ -77,6 +77,10 @@ class StagedReads:
                 f"has {room} (raise transfer.staging_mib on decode, or give both one shape)"
             )
 
+    def connect(self, source: Incarnation, plan: PairPlan) -> None:
+        """Reads of ``source`` may come, until it is dropped."""
+        self._conversions.connect(source, plan)
+
     def add(self, read: PostRead, plan: PairPlan) -> None:
         """Carry ``read`` out; it ends once."""
         self._conversions.add(read, plan, time.monotonic())
@@ -85,6 +89,10 @@ class StagedReads:
     def is_portion(self, operation: OperationId) -> bool:
         """Whether the end of ``operation`` is for ``portion_ended``."""
         return self._conversions.is_portion(operation)
+
+    def read_of(self, operation: OperationId) -> OperationId:
+        """Return the read that a portion is of; what is no portion is a read of its own."""
+        return self._conversions.read_of(operation)
 
     def portion_ended(self, end: EndedRead) -> None:
         """A portion is terminal: look at it in the loop's next turn."""

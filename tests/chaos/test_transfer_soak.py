@@ -38,8 +38,8 @@ from decode.tracing import DecodeTrace
 from tests.chaos.small_pool import COMPATIBILITY, CONFIG, LAYOUT, SmallPool, content
 from tests.chaos.soak_source import NUM_BLOCKS as SOURCE_BLOCKS
 from tests.chaos.soak_source import SourceSpec, run_source
+from transfer.rank_reads import RankReads
 from transfer.reader import Reader
-from transfer.reads import RankReads
 from transfer.transports import open_transport
 
 log = logging.getLogger(__name__)
@@ -105,13 +105,14 @@ class Soak:
         self._receiver = Receiver(
             reader=self.reader,
             compatibility=COMPATIBILITY,
-            open_reads=lambda on_end: RankReads(
+            open_reads=lambda on_end, on_begun: RankReads(
                 self._transport,
                 compatibility=COMPATIBILITY,
                 scratch_offset=self._pool.scratch_offset,
                 config=CONFIG.transfer,
                 stats=self.reader.stats,
                 on_end=on_end,
+                on_begun=on_begun,
             ),
             open_sources=lambda receiver: Sources(self._keys.of("decode"), hello, receiver),
             memory=Memory(self.blocks, self._scheduler, lambda *_: ()),

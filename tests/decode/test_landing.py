@@ -22,8 +22,8 @@ from decode.tracing import DecodeTrace
 from tests.decode.bench import LAYOUT
 from tests.transfer.adversary import AdversaryNic, Network
 from transfer.actions import Deliver, ReceiveStats
+from transfer.rank_reads import RankReads
 from transfer.reader import Reader
-from transfer.reads import RankReads
 
 R: Owner = (RequestId("R"), Attempt(1))
 READ = OperationId(1)
@@ -82,13 +82,14 @@ class Side:
         self.receiver = Receiver(
             reader=reader,
             compatibility=COMPATIBILITY,
-            open_reads=lambda on_end: RankReads(
+            open_reads=lambda on_end, on_begun: RankReads(
                 AdversaryNic(Network()),
                 compatibility=COMPATIBILITY,
                 scratch_offset=0,
                 config=TransferConfig(),
                 stats=reader.stats,
                 on_end=on_end,
+                on_begun=on_begun,
             ),
             open_sources=lambda receiver: Sources(keys, hello, receiver),
             memory=Memory(self.blocks, scheduler, lambda ids, _: [b""] * len(ids)),

@@ -218,6 +218,7 @@ class VirtualDecode:
         if post.peer in self._dead:
             return self.reader.read_failed(post.operation, "lost", self._simulation.now)
         self._posted[post.operation] = post.peer
+        self.reader.begun(post.operation, self._simulation.now)
         delay = self._simulation.rng.choice((0.0, 0.001, 0.1, 1.0)) * self._simulation.rng.random()
         self._simulation.after(delay, lambda: self._land(post.operation))
         return []

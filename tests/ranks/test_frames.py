@@ -126,3 +126,23 @@ async def test_nothing_is_told_after_closing(pair: tuple[socket.socket, socket.s
     await asyncio.sleep(0.01)
     assert not heard.messages
     assert not heard.lost.is_set()
+
+
+async def test_a_message_that_cannot_be_taken_strands_none_behind_it(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    listener = Listener()
+
+    def take(message: object) -> None:
+        listener.take(message)
+        if message == 1:
+            raise ValueError(message)
+
+    channel = FrameChannel(pair[0], on_message=take, on_lost=listener.lost.set)
+    for each in range(3):
+        send_frame(pair[1], each)
+    assert await listener.wait_for(3) == [0, 1, 2]
+    assert len(errors) == 1
+    channel.close()

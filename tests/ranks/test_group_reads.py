@@ -17,7 +17,7 @@ from core.ids import Attempt, Incarnation, OperationId, RequestId, WorkerId
 from core.messages import GroupBlocks, PieceId, Welcome
 from ranks import group_reads
 from ranks.group_reads import GroupReads
-from ranks.messages import Cancel, Command, Connect, Post, TearDown, WarmUp
+from ranks.messages import Command, Connect, Post, TearDown, WarmUp
 from transfer.actions import PostRead
 from transfer.reads import ReadEnd
 
@@ -228,14 +228,24 @@ async def test_a_drain_waits_for_all_ranks_and_not_for_ever(two_ranks: World) ->
     assert await two_ranks.reads.drain(timeout_s=0)
 
 
-async def test_a_drain_posts_nothing_more_on_any_rank(two_ranks: World) -> None:
+async def test_a_drain_takes_no_more_reads_and_each_of_them_ends_once(two_ranks: World) -> None:
     two_ranks.reads.post(post_of(1))
     assert not await two_ranks.reads.drain(timeout_s=0)
-    assert two_ranks.own.cancelled == [1]
-    assert two_ranks.others.commands == [Post(post_of(1)), Cancel(OperationId(1))]
     two_ranks.reads.post(post_of(2))
+    two_ranks.reads.warm_up(OperationId(3), SOURCE)
+    assert two_ranks.ends == [], "never from within a call"
+    await asyncio.sleep(0)
+    assert [end.operation for end in two_ranks.ends] == [2, 3]
+    assert {end.failure for end in two_ranks.ends} == {"this worker is ending"}
     assert two_ranks.own.posted == [1]
-    assert len(two_ranks.others.commands) == 2
+    assert two_ranks.others.commands == [Post(post_of(1))]
+
+
+async def test_a_drain_takes_back_nothing_that_somebody_waits_for(two_ranks: World) -> None:
+    """Its owner cancels first: the end of a read taken back is no outcome for who waits for it."""
+    two_ranks.reads.post(post_of(1))
+    assert not await two_ranks.reads.drain(timeout_s=0)
+    assert two_ranks.own.cancelled == []
 
 
 async def test_a_rank_that_does_not_prove_the_end_of_its_reads_ends_the_worker(

@@ -102,6 +102,7 @@ class Pair:
         self.sizes = BlockSizes(there.block_size, layout.block_size, layout.groups)
         self.converter = KVConverter(self.pool)
         self.conversions = Conversions(self.converter.staging)
+        self.conversions.connect(SOURCE, self.plan)
         self.operations = map(OperationId, itertools.count(1))
 
     def _table(self, layout: KVLayout, rng: random.Random) -> list[list[int]]:

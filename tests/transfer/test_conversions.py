@@ -6,6 +6,7 @@ and the unpacking are those of a worker.
 """
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -186,6 +187,67 @@ def test_a_source_that_does_not_answer_leaves_room_for_another() -> None:
     assert portion is not None
     assert portion.read is other
     pair.conversions.check_invariants()
+
+
+def _room_is_left_by(num_frozen: int) -> None:
+    """Frozen sources have filled what they may; a healthy one reads on, a block at a time."""
+    pair = Pair(side(4, 1, 4), side(4, 2, 4), rank=0, num_tokens=400, staging_nbytes=2**15)
+    read = pair.read(PieceId(0, 0, 2, 0), range(400))
+    pair.conversions.drop(SOURCE, "gone")
+    sources = [Incarnation(f"S{number}") for number in range(num_frozen + 1)]
+    for source in sources:
+        pair.conversions.connect(source, pair.plan)
+    *frozen, healthy = (
+        replace(read, operation=OperationId(100 + number), peer=source)
+        for number, source in enumerate(sources)
+    )
+    for each in frozen:
+        pair.conversions.add(each, pair.plan, 0.0)
+    stuck = list(iter(pair.conversions.next, None))
+    pair.conversions.add(healthy, pair.plan, 0.0)
+    while not pair.ends:
+        portion = pair.conversions.next()
+        assert portion is not None, f"{len(stuck)} portions of frozen sources fill the staging"
+        assert portion.read is healthy
+        pair.end(portion)
+    assert [end.operation for end in pair.ends] == [healthy.operation]
+
+    # When they are torn down, all room comes back
+    for source in sources:
+        pair.conversions.drop(source, "frozen")
+    for portion in stuck:
+        pair.end(portion)
+    assert pair.conversions._staging.is_unused
+
+
+@pytest.mark.parametrize("num_frozen", [1, 2, 3])
+def test_c20_sources_that_do_not_answer_leave_room_for_one_that_does(num_frozen: int) -> None:
+    _room_is_left_by(num_frozen)
+
+
+def test_c20_mutation_without_room_that_is_kept_two_frozen_sources_stop_a_third(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Conversions, "_keep_room", lambda _: None)
+    with pytest.raises(AssertionError, match="fill the staging"):
+        _room_is_left_by(2)
+
+
+def test_room_that_was_in_use_when_its_source_was_lost_is_kept_for_the_next_one() -> None:
+    pair = Pair(side(4, 1, 4), side(4, 2, 4), rank=0, num_tokens=400, staging_nbytes=2**14)
+    pair.conversions.connect(SOURCE, pair.plan)
+    frozen = pair.read(PieceId(0, 0, 2, 0), range(400))
+    other = replace(frozen, operation=OperationId(99), peer=Incarnation("Q"))
+    pair.conversions.add(other, pair.plan, 0.0)
+    stuck = list(iter(pair.conversions.next, None))
+    assert set(pair.conversions._in_kept) == {SOURCE}
+    pair.conversions.drop(SOURCE, "gone")
+    pair.conversions.connect(SOURCE, pair.plan)
+    pair.conversions.check_invariants()
+    pair.conversions.drop(Incarnation("Q"), "gone")
+    for portion in stuck:
+        pair.end(portion)
+    assert set(pair.conversions._kept) == {SOURCE}
 
 
 def test_float8_rows_are_those_of_a_local_step_bit_for_bit() -> None:

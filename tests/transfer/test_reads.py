@@ -24,7 +24,8 @@ from core.kv_layout import KVGroup, KVLayout
 from core.messages import Compatibility, GroupBlocks, PieceId, Welcome
 from tests.transfer.adversary import AdversaryNic, Network
 from transfer.actions import PostRead
-from transfer.reads import QUANTUM_NBYTES, RankReads, ReadEnd
+from transfer.rank_reads import QUANTUM_NBYTES, RankReads
+from transfer.reads import ReadEnd
 from transfer.stats import TransferStats
 from transfer.transport import Extents
 
@@ -68,6 +69,7 @@ class Side:
         self.nic = Nic(network)
         self.nic.register(self.mine.ctypes.data, NBYTES)
         self.ends: list[ReadEnd] = []
+        self.begun: list[OperationId] = []
         compatibility = Compatibility("m", "t", LAYOUT, 1, model_dtype=LAYOUT.dtype)
         self.reads = RankReads(
             self.nic,
@@ -76,6 +78,7 @@ class Side:
             config=config,
             stats=TransferStats(),
             on_end=self.ends.append,
+            on_begun=self.begun.append,
         )
         self.reads.connect(P, Welcome("P", P, (self.source.endpoint(),), compatibility))
 
@@ -244,3 +247,28 @@ async def test_a_drain_posts_nothing_more(make_side: MakeSide) -> None:
     assert await side.reads.drain(timeout_s=5)
     assert len(side.nic.posted_nbytes) == 1
     assert side.ends == []
+
+
+async def test_a_read_that_waits_its_turn_has_not_begun(make_side: MakeSide) -> None:
+    side = make_side(ONE_IN_FLIGHT)
+    side.post(1, "long", 0, NUM_BLOCKS)
+    side.post(2, "next", 0, NUM_BLOCKS)
+    assert side.begun == []
+    await side.turn()
+    assert side.begun == [1]
+    side.nic.finish()
+    await side.turn()
+    assert side.begun == [1, 2]
+    await side.until_ended(2)
+    assert side.begun == [1, 2], "told once each"
+
+
+async def test_a_read_that_is_asked_for_while_all_end_fails(make_side: MakeSide) -> None:
+    side = make_side()
+    assert await side.reads.drain(timeout_s=5)
+    side.post(1, "r", 0, 1)
+    side.reads.warm_up(OperationId(2), P)
+    await side.turn()
+    assert [end.operation for end in side.ends] == [1, 2]
+    assert {end.failure for end in side.ends} == {"this worker is ending"}
+    assert side.begun == []

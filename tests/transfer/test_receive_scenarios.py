@@ -270,6 +270,26 @@ def test_c20_bound_without_any_event(decode: DecodeSide, prefill: PrefillSide) -
     assert decode.reader.stats.read_timeouts == 1
 
 
+def test_c20_a_read_that_waits_its_turn_is_not_held_against_its_source(
+    decode: DecodeSide, prefill: PrefillSide
+) -> None:
+    """It is held back behind others, in the queue or for room: its source knows nothing of it."""
+    config = TransferConfig()
+    reader, source = decode.reader, prefill.incarnation
+    reader.warm_up(OperationId(91), source)
+    assert reader.next_deadline() is None
+    assert reader.tick(decode.now + 10 * config.read_timeout_s) == []
+    began_at = decode.now + 11 * config.read_timeout_s
+    reader.begun(OperationId(91), began_at)
+    reader.begun(OperationId(91), began_at + 1.0)  # of what has begun, nothing begins again
+    assert reader.next_deadline() == began_at + config.read_timeout_s
+    (action,) = reader.tick(began_at + config.read_timeout_s)
+    assert isinstance(action, TearDown)
+    reader.read_failed(OperationId(91), "torn", began_at + config.read_timeout_s)
+    reader.begun(OperationId(91), began_at)
+    assert reader.next_deadline() is None
+
+
 def test_c21_cancel_is_not_proof(decode: DecodeSide, prefill: PrefillSide) -> None:
     """The library's cancel returns, the write lands later: the next owner's bytes stand."""
     start(decode, prefill, num_blocks=6)
@@ -331,7 +351,6 @@ def test_a_read_that_somebody_waits_for_is_never_taken_back(
             prefill.incarnation,
             R,
             PieceId(0, 0, 1, 0),
-            0.0,
             frozenset({BlockId(4)}),
             4,
         )
@@ -344,7 +363,7 @@ def test_a_warm_up_holds_no_block_and_is_bounded_as_every_read(
 ) -> None:
     source, reader = prefill.incarnation, decode.reader
     first, second = OperationId(91), OperationId(92)
-    assert reader.warm_up(first, source, 100.0) == [
+    assert reader.warm_up(first, source) == [
         Send(source, Reading(active=True)),
         WarmUp(first, source),
     ]
@@ -352,7 +371,8 @@ def test_a_warm_up_holds_no_block_and_is_bounded_as_every_read(
     assert reader.num_quarantined_blocks == 0
     assert reader.landed(first, 101.0) == [Send(source, Reading(active=False))]
     assert not reader.is_in_use(source)
-    reader.warm_up(second, source, 102.0)
+    reader.warm_up(second, source)
+    reader.begun(second, 102.0)
     assert reader.next_deadline() == 102.0 + TransferConfig().read_timeout_s
     (action,) = reader.tick(200.0)
     assert isinstance(action, TearDown)

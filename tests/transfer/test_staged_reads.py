@@ -7,13 +7,15 @@ import pytest
 import torch
 
 from core.config import TransferConfig
-from core.errors import HandshakeError
-from core.messages import PieceId, Welcome
+from core.errors import HandshakeError, TransferError
+from core.ids import OperationId
+from core.messages import PieceId, PoolEndpoint, Welcome
 from tests.transfer.adversary import AdversaryNic, Network
 from tests.transfer.shape_pair import ALL_LAYERS, SOURCE, Pair, side
 from transfer.actions import PostRead
 from transfer.pairing import rank_of_source
-from transfer.reads import RankReads, ReadEnd
+from transfer.rank_reads import RankReads
+from transfer.reads import ReadEnd
 from transfer.stats import TransferStats
 from transfer.transport import Extents
 
@@ -32,6 +34,7 @@ class Reader:
         for nic, pool in zip(self.sources, pair.sources, strict=True):
             nic.register(pool.address, pool.registered_nbytes)
         self.ends: list[ReadEnd] = []
+        self.begun: list[OperationId] = []
         self.reads = RankReads(
             self.nic,
             compatibility=pair.mine,
@@ -40,6 +43,7 @@ class Reader:
             config=TransferConfig(),
             stats=TransferStats(),
             on_end=self.ends.append,
+            on_begun=self.begun.append,
             converter=pair.converter,
         )
         self.welcome = Welcome(
@@ -98,6 +102,7 @@ async def test_d09_heads_of_several_ranks_there_are_one_read_here(make_reader: M
     read = reader.post(range(29))
     end = await reader.until_ended()
     assert (end.operation, end.peer, end.failure) == (read.operation, SOURCE, None)
+    assert reader.begun == [read.operation], "once, however many portions it has"
     assert torch.equal(reader.pair.pool.blocks, reader.pair.expected(range(29), ALL_LAYERS))
     blocks = 2 * 8  # groups, and blocks of each there
     assert end.nbytes == blocks * 2 * reader.pair.theirs.kv_layout.block_nbytes
@@ -197,3 +202,14 @@ async def test_what_has_one_shape_is_not_staged(make_reader: MakeReader) -> None
         pair.pool.blocks[torch.tensor(pair.table).flatten()],
         pair.sources[0].blocks[torch.tensor(pair.table_there).flatten()],
     )
+
+
+async def test_a_pair_that_fails_half_way_leaves_nothing_connected(make_reader: MakeReader) -> None:
+    reader = make_reader(Pair(side(4, 2, 4), side(4, 1, 4), rank=0, num_tokens=16))
+    reader.reads.tear_down(SOURCE, "channel lost")
+    bad = PoolEndpoint(transport="other", metadata=b"", base_address=1, nbytes=1)
+    with pytest.raises(TransferError):
+        reader.reads.connect(
+            SOURCE, Welcome("P", SOURCE, (reader.welcome.pools[0], bad), reader.pair.theirs)
+        )
+    assert reader.nic.peers == {}

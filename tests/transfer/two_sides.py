@@ -324,6 +324,7 @@ class DecodeSide:
             self.carry_out(self.reader.read_failed(post.operation, str(error), self.now))
         else:
             self.operation_of_read[read] = post.operation
+            self.reader.begun(post.operation, self.now)
 
     def _tear_down(self, action: TearDown) -> None:
         self.torn.append(action.peer)
