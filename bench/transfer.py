@@ -6,27 +6,22 @@ directly.
 """
 
 import argparse
-import itertools
 import json
 import signal
-import statistics
 import sys
-import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from bench.machine import describe_machine
 from bench.measure import say
-from bench.transfer_direct import Direct, DirectGet, DirectNixl, SharedCopy
+from bench.transfer_direct import Direct, SharedCopy
 from bench.transfer_memory import CASES, POOL_NBYTES, SCRATCH_NBYTES, Bytes, Case, allocate, share
 from bench.transfer_ours import Ours
-from bench.transfer_source import Source
-from core.errors import SluiceError
+from bench.transfer_pairs import FAILURES, MAX_BATCH, Pair, Side, open_pair, reader, take_turns
 
 _EXIT_INTERRUPTED = 130
 _PATHS: Mapping[str, Mapping[str, str]] = {"shared memory": {}, "tcp": {"TLS": "tcp"}}
@@ -38,9 +33,6 @@ _MAX_REQUEST_US = 100.0
 _MAX_DESCRIPTOR_US = 2.0
 _MAX_IDLE_SHARE = 0.001
 _IDLE_S = 2.0
-_BATCH_S = 0.05
-"""Small requests are repeated for so long in each round: one alone is shorter than the noise."""
-_MAX_BATCH = 64
 _TINY = Case(256 * 4096, 4096, "scattered")
 """Descriptors of a page each: little to copy, much to describe."""
 
@@ -84,153 +76,84 @@ def _paths(text: str) -> tuple[str, ...]:
 def measure(arguments: argparse.Namespace, results: Results) -> None:
     """Measure every path that was asked for."""
     pool = allocate(POOL_NBYTES + SCRATCH_NBYTES)
-    shared_path, shared = share()
+    memory, shared = share()
     for path in arguments.paths:
-        _measure_path(path, pool, shared_path, arguments.rounds, results)
-        for case in CASES:
-            copy = SharedCopy(pool, shared)
-            times = results.seconds[path][case.name]
-            times["copy"] = _median(_reader(copy, case), arguments.rounds)
+        with ExitStack() as stack:
+            pairs = list(_open_pairs(stack, path, pool, memory, results))
+            results.seconds[path] = {
+                case.name: _measure_case(
+                    case, pairs, SharedCopy(pool, shared), path, arguments.rounds, results
+                )
+                for case in CASES
+            }
+            if path == "shared memory":
+                for pair in pairs:
+                    _measure_software(pair, arguments.rounds, results)
 
 
-def _measure_path(path: str, pool: Bytes, shared_path: str, rounds: int, results: Results) -> None:
-    options = _PATHS[path]
-    seconds = results.seconds[path] = {case.name: {} for case in CASES}
+def _open_pairs(
+    stack: ExitStack, path: str, pool: Bytes, memory: str, results: Results
+) -> Iterator[Pair]:
     for transport in _TRANSPORTS:
-        say(f"{path}: {transport}")
         try:
-            with Source(transport, options, shared_path) as source:
-                _measure_transport(transport, source, pool, options, rounds, results, seconds)
-        except (SluiceError, RuntimeError) as error:
-            results.missing.append(f"{transport} over {path}: {error}")
-            say(results.missing[-1])
-
-
-def _measure_transport(
-    transport: str,
-    source: Source,
-    pool: Bytes,
-    options: Mapping[str, str],
-    rounds: int,
-    results: Results,
-    seconds: Seconds,
-) -> None:
-    path = next(name for name, known in _PATHS.items() if known == options)
-    with _direct(transport, source, pool, options, results) as direct:
-        for case in CASES:
-            source.ask("serve")
-            ours = Ours(transport, pool, source.endpoint, options, block_nbytes=case.block_nbytes)
-            results.paths[f"{transport} over {path}"] = ours.path()
-            sides: dict[str, Callable[[], float]] = {transport: lambda: ours.time_of(case)}  # noqa: B023
-            if direct is not None:
-                sides[f"{transport} direct"] = _reader(direct, case)
-            _measure_case(case, sides, source, rounds, seconds[case.name])
-            pool[:] = 0
-            source.ask("serve")
-            ours.restart()
-            ours.time_of(case)
-            if not _is_right(case, pool):
-                results.wrong.append(f"{transport} over {path}: {case.name}")
-            ours.close()
-    if path == "shared memory":
-        _measure_software(transport, source, pool, rounds, results)
+            yield stack.enter_context(
+                open_pair(transport, pool, _PATHS[path], memory, results.missing)
+            )
+        except FAILURES as error:
+            _miss(results, f"{transport} over {path}", error)
 
 
 def _measure_case(
-    case: Case,
-    sides: Mapping[str, Callable[[], float]],
-    source: Source,
-    rounds: int,
-    found: dict[str, float],
-) -> None:
-    """Take turns, so that what else the machine does falls on all sides alike."""
-    samples: dict[str, list[float]] = {side: [] for side in sides}
-    for round_number in range(rounds + 1):
-        for side, read in sides.items():
-            source.ask("spin" if side.endswith("direct") else "serve")
-            sample = _batch(read)
-            if round_number:  # the first one warms up
-                samples[side].append(sample)
-    source.ask("idle")
-    found.update({side: statistics.median(times) for side, times in samples.items()})
-    shown = ", ".join(f"{side} {_gb_s(case, found[side]):.2f}" for side in sides)
-    say(f"  {case.name}: GB/s: {shown}")
+    case: Case, pairs: Sequence[Pair], copy: Direct, path: str, rounds: int, results: Results
+) -> dict[str, float]:
+    """Return the median time of each side; all take turns. The bytes are compared afterwards."""
+    readers: dict[str, tuple[Pair, Ours]] = {}
+    for pair in pairs:
+        try:
+            readers[pair.transport] = (pair, pair.ours(case.block_nbytes))
+        except FAILURES as error:
+            _miss(results, f"{pair.transport} over {path}", error)
+    sides = {"copy": Side(reader(copy, case))}
+    for pair, ours in readers.values():
+        results.paths[f"{pair.transport} over {path}"] = ours.path()
+        sides.update(pair.sides(ours, case))
+    found = take_turns(
+        sides, rounds, lambda side, error: _miss(results, f"{side} over {path}", error)
+    )
+    for name, (pair, ours) in readers.items():
+        try:
+            if name in found and not pair.is_right(ours, case):
+                results.wrong.append(f"{name} over {path}: {case.name}")
+        except FAILURES as error:
+            _miss(results, f"{name} over {path}", error)
+        ours.close()
+    shown = ", ".join(f"{side} {_gb_s(case, time_s):.2f}" for side, time_s in found.items())
+    say(f"  {path}: {case.name}: GB/s: {shown}")
+    return found
 
 
-def _measure_software(
-    transport: str, source: Source, pool: Bytes, rounds: int, results: Results
-) -> None:
+def _miss(results: Results, what: str, error: Exception) -> None:
+    results.missing.append(f"{what}: {error}")
+    say(results.missing[-1])
+
+
+def _measure_software(pair: Pair, rounds: int, results: Results) -> None:
     """Measure the shortest times of reads of pages, and what an idle pair takes of the CPUs."""
-    source.ask("serve")
-    ours = Ours(transport, pool, source.endpoint, {}, block_nbytes=_TINY.block_nbytes)
+    ours = pair.ours(_TINY.block_nbytes)
     one = replace(_TINY, nbytes=_TINY.block_nbytes)
     times = {
-        case.num_blocks: min(ours.time_of(case) for _ in range(_MAX_BATCH * rounds))
+        case.num_blocks: min(ours.time_of(case) for _ in range(MAX_BATCH * rounds))
         for case in (one, _TINY)
     }
     per_descriptor = (times[_TINY.num_blocks] - times[1]) / (_TINY.num_blocks - 1)
-    results.figures[f"{transport} request us"] = 1e6 * (times[1] - per_descriptor)
-    results.figures[f"{transport} descriptor us"] = 1e6 * per_descriptor
-    source.ask("idle")
-    before = float(source.ask("usage"))
+    results.figures[f"{pair.transport} request us"] = 1e6 * (times[1] - per_descriptor)
+    results.figures[f"{pair.transport} descriptor us"] = 1e6 * per_descriptor
+    pair.source.ask("idle")
+    before = float(pair.source.ask("usage"))
     mine = ours.idle_cpu_s(_IDLE_S)
-    theirs = float(source.ask("usage")) - before
-    results.figures[f"{transport} idle share"] = max(mine, theirs) / _IDLE_S
+    theirs = float(pair.source.ask("usage")) - before
+    results.figures[f"{pair.transport} idle share"] = max(mine, theirs) / _IDLE_S
     ours.close()
-
-
-@contextmanager
-def _direct(
-    transport: str,
-    source: Source,
-    pool: Bytes,
-    options: Mapping[str, str],
-    results: Results,
-) -> Generator[Direct | None]:
-    kind = DirectGet if transport == "ucx" else DirectNixl
-    try:
-        direct = kind(pool, source.endpoint, options)
-    except SluiceError as error:
-        results.missing.append(f"{transport} direct: {error}")
-        yield None
-        return
-    try:
-        yield direct
-    finally:
-        direct.close()
-
-
-def _reader(direct: Direct, case: Case) -> Callable[[], float]:
-    """Return what reads ``case``, each time elsewhere in the pool, and how long that took."""
-    turns = itertools.count()
-
-    def read() -> float:
-        rows = case.rows(next(turns))
-        began = time.perf_counter()
-        direct.read(rows)
-        return time.perf_counter() - began
-
-    return read
-
-
-def _batch(read: Callable[[], float]) -> float:
-    """Return the median of as many reads as fit into the time of a round, at least one."""
-    times: list[float] = []
-    while len(times) < _MAX_BATCH and sum(times) < _BATCH_S:
-        times.append(read())
-    return statistics.median(times)
-
-
-def _median(read: Callable[[], float], rounds: int) -> float:
-    return statistics.median([_batch(read) for _ in range(rounds + 1)][1:])
-
-
-def _is_right(case: Case, pool: Bytes) -> bool:
-    sent = np.random.default_rng(1).integers(0, 256, POOL_NBYTES, dtype=np.uint8)
-    return all(
-        (pool[local : local + nbytes] == sent[remote : remote + nbytes]).all()
-        for local, remote, nbytes in case.rows(0).tolist()
-    )
 
 
 def _gb_s(case: Case, seconds: float) -> float:

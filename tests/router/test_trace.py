@@ -71,7 +71,7 @@ async def test_a_trace_puts_router_and_worker_on_one_clock(router: RunningRouter
     at = {entry["event"]: entry["at_s"] for entry in own["events"]}
     slack_s = decode["uncertainty_s"]
     assert at["arrived"] == 0.0
-    assert 0 < slack_s < 1.0
+    assert slack_s > 0
     received, finished = (entry["at_s"] for entry in decode["events"])
     assert at["dispatched"] - slack_s <= received <= at["first_token"] + slack_s
     assert received <= finished
