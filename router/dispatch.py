@@ -231,7 +231,7 @@ class Dispatcher:
     def _choose(self, sequence: Sequence, avoid: set[WorkerId]) -> Route | None:
         return choose_route(
             len(sequence.spec.prompt_token_ids) + len(sequence.token_ids),
-            decode=self.fleet.registry.usable("decode"),
+            decode=[w for w in self.fleet.registry.usable("decode") if self.fleet.link(w)],
             prefill=self.fleet.registry.usable("prefill"),
             own=self._own_load(),
             local_prefill_max_tokens=self.config.router.local_prefill_max_tokens,

@@ -112,9 +112,15 @@ class Fleet:
             self._control.close()
 
     def link(self, worker: Worker) -> DecodeLink | None:
-        """Return the link to this life of the worker, if there is one."""
+        """Return the link to this life of the worker, if one leads there.
+
+        A worker that has proven itself before is usable as soon as it reports again, when the new
+        link has not been connected yet: ``changed`` tells of that, too.
+        """
         link = self._links.get(worker.worker_id)
-        return link if link is not None and link.incarnation == worker.incarnation else None
+        if link is None or link.incarnation != worker.incarnation or not link.is_connected:
+            return None
+        return link
 
     async def changed(self) -> None:
         """Wait for the next heartbeat, proof or loss of any worker."""
@@ -191,6 +197,7 @@ class Fleet:
         try:
             await link.connect()
             link.send(self._peers)
+            self._notify()
             while True:
                 self._handle(link, await link.receive())
         except HandshakeError as error:

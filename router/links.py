@@ -33,7 +33,8 @@ class DecodeLink:
         self._probe_token_id = probe_token_id
         self._probe_attempt = 0
         self._is_probing = False
-        self._is_connected = False
+        self.is_connected = False
+        """Before, what is sent goes nowhere."""
         self._channel = ClientChannel(
             heartbeat.address,
             keys=keys,
@@ -55,12 +56,12 @@ class DecodeLink:
                 f"{self.worker_id} at {self._channel.address} is {welcome.incarnation}, "
                 f"not {self.incarnation}"
             )
-        self._is_connected = True
+        self.is_connected = True
         self.probe()
 
     def probe(self) -> None:
         """Ask for one token, unless that was asked and not answered yet."""
-        if self._is_probing or not self._is_connected:
+        if self._is_probing or not self.is_connected:
             return
         self._is_probing = True
         self._probe_attempt += 1
