@@ -21,7 +21,7 @@ from tests.chaos.fleet import CHANNEL_SILENCE_S, WORKERS, Bystanders, Fleet, Tex
 from tests.chaos.network import why_not
 from tests.integration.models import tiny_model
 
-pytestmark = [pytest.mark.ucx, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ucx, pytest.mark.timeout(400)]
 
 Point = Callable[[Fleet, list[int]], AbstractContextManager[Victim]]
 
