@@ -47,7 +47,10 @@ class FollowerChannels:
             await asyncio.sleep(PING_INTERVAL_S)
             silent = [rank for rank, n in self._num_unanswered.items() if n >= MAX_UNANSWERED]
             if silent:
-                raise InternalError(f"ranks {silent} of this worker do not answer")
+                raise InternalError(
+                    f"ranks {silent} of this worker do not answer: {MAX_UNANSWERED} pings, one in "
+                    f"{PING_INTERVAL_S:g} s"
+                )
 
     def kill(self) -> None:
         """See ``OtherRanks.kill``."""

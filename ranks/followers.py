@@ -5,6 +5,7 @@ import logging
 import multiprocessing
 import shutil
 import socket
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 KILL_TIMEOUT_S = 5.0
 _EXIT_CODE_TIMEOUT_S = 0.2
+_LEAST_TIMEOUT_S = 0.001
 Message = TypeVar("Message")
 
 
@@ -37,6 +39,18 @@ class Follower:
     process: BaseProcess
     steps: socket.socket
     transfers: socket.socket
+
+
+class _Deadline:
+    """One for all followers: what one has used up is not there for the next."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._at = time.monotonic() + timeout_s
+
+    def left_s(self) -> float:
+        """Return what a socket may block for: never 0, with which it would not block at all."""
+        return max(_LEAST_TIMEOUT_S, self._at - time.monotonic())
 
 
 class Followers:
@@ -76,11 +90,11 @@ class Followers:
         """Return the followers' endpoints, by rank, once their engines are warm.
 
         Raises:
-            InternalError: one was lost.
+            InternalError: one was lost, or not all are warm within ``COLLECTIVE_TIMEOUT_S``.
         """
+        deadline = _Deadline(COLLECTIVE_TIMEOUT_S)
         return tuple(
-            self._receive(follower, Started, COLLECTIVE_TIMEOUT_S).endpoint
-            for follower in self._followers
+            self._receive(follower, Started, deadline).endpoint for follower in self._followers
         )
 
     async def watch(self) -> None:
@@ -100,7 +114,7 @@ class Followers:
         for follower in self._followers:
             loop.add_reader(follower.process.sentinel, note, follower)
         try:
-            raise _lost(await lost)
+            raise _lost(await lost, "is gone")
         finally:
             for follower in self._followers:
                 loop.remove_reader(follower.process.sentinel)
@@ -123,11 +137,11 @@ class Followers:
         self._remove_store()
 
     def _join(self, device: torch.device) -> RankGroup:
-        timeout_s = self._spec.config.deploy.start_timeout_s
+        deadline = _Deadline(self._spec.config.deploy.start_timeout_s)
         for follower in self._followers:
             if self._in_turn:
                 self._send(follower, Load())
-            self._receive(follower, Loaded, timeout_s)
+            self._receive(follower, Loaded, deadline)
         for follower in self._followers:
             self._send(follower, Meet())
         group = RankGroup.join(
@@ -142,12 +156,12 @@ class Followers:
 
     @staticmethod
     def _send(follower: Follower, message: Load | Meet) -> None:
-        with _losing(follower):
+        with _losing(follower, COLLECTIVE_TIMEOUT_S):
             send_frame(follower.steps, message)
 
-    def _receive(self, follower: Follower, kind: type[Message], timeout_s: float) -> Message:
-        with _losing(follower):
-            follower.steps.settimeout(timeout_s)
+    def _receive(self, follower: Follower, kind: type[Message], deadline: _Deadline) -> Message:
+        with _losing(follower, deadline.timeout_s):
+            follower.steps.settimeout(deadline.left_s())
             message = receive_frame(follower.steps)
             follower.steps.settimeout(COLLECTIVE_TIMEOUT_S)
         if isinstance(message, StartFailed):
@@ -159,17 +173,18 @@ class Followers:
 
 
 @contextmanager
-def _losing(follower: Follower) -> Generator[None]:
+def _losing(follower: Follower, timeout_s: float) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        raise _lost(follower) from error
+        raise _lost(follower, f"has not answered within {timeout_s:g} s") from error
 
 
-def _lost(follower: Follower) -> InternalError:
+def _lost(follower: Follower, state: str) -> InternalError:
     follower.process.join(_EXIT_CODE_TIMEOUT_S)  # its pipes close a moment before it is gone
     code = follower.process.exitcode
-    state = "does not answer" if code is None else f"ended with exit code {code}"
+    if code is not None:
+        state = f"ended with exit code {code}"
     return InternalError(f"rank {follower.rank} of this worker {state}")
 
 

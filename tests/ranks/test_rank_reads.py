@@ -59,8 +59,7 @@ class Reading:
 
     def __init__(self, ranks: Ranks, sources: list[SourceProcess]) -> None:
         self.ends: asyncio.Queue[ReadEnd] = asyncio.Queue()
-        self.stats = TransferStats()
-        self.reads: Reads = ranks.open_reads(self.stats, self.ends.put_nowait)
+        self.reads: Reads = ranks.open_reads(TransferStats(), self.ends.put_nowait)
         self._welcome = Welcome(
             worker_id=WorkerId("prefill-0"),
             incarnation=SOURCE,
@@ -113,7 +112,6 @@ async def test_each_rank_reads_its_own_part(ranks: Ranks, sources: list[SourcePr
     end = await reading.next_end()
     half = ranks.engine.layout.block_nbytes * NUM_BLOCKS // 2
     assert (end.operation, end.failure, end.nbytes) == (1, None, 2 * half)
-    assert reading.stats.bytes_total == 2 * half
     landed = ranks.engine.pool.blocks[NUM_BLOCKS // 2 : NUM_BLOCKS].flatten().numpy()
     assert np.array_equal(landed, pattern(0, 2 * half)[:half])
     reading.reads.close()
