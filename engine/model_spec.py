@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from core.errors import ConfigError
+from core.errors import ConfigError, RequestError
 from core.kv_layout import KVDtype, KVLayout, LayerSpec, group_layers
 
 LEADING_NBYTES = 256
@@ -40,6 +40,21 @@ class ModelSpec:
     def has_tokens(self, token_ids: Sequence[int]) -> bool:
         """Whether every id is of this vocabulary; the engine would read past its embeddings."""
         return not token_ids or (min(token_ids) >= 0 and max(token_ids) < self.vocab_size)
+
+    def check_tokens(self, token_ids: Sequence[int]) -> None:
+        """Check the token ids of a prompt.
+
+        Raises:
+            RequestError: one is not of this vocabulary.
+        """
+        if not self.has_tokens(token_ids):
+            last = self.vocab_size - 1
+            stray = next(token_id for token_id in token_ids if not 0 <= token_id <= last)
+            raise RequestError(
+                f"prompt has token id {stray}, the model has 0 to {last}; send ids of this model's "
+                "tokenizer, and text only through a router that has it",
+                field="prompt",
+            )
 
     def kv_layout(self, block_size: int, kv_dtype: Literal["auto"] | KVDtype = "auto") -> KVLayout:
         """Return the layout of this model's KV in blocks of ``block_size`` tokens.

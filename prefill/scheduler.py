@@ -72,8 +72,10 @@ class PrefillScheduler:
         """Queue a prompt.
 
         Raises:
-            RequestError: it can never fit into the pool. Nothing was taken.
+            RequestError: it is empty, or can never fit into the pool. Nothing was taken.
         """
+        if not request.prompt_token_ids:
+            raise RequestError("prompt is empty; send at least one token", field="prompt")
         token_ids = (*request.prompt_token_ids, *request.output_token_ids)
         if not 0 <= request.first_token < len(token_ids):
             raise RequestError(

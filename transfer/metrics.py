@@ -15,6 +15,7 @@ NBYTES = tuple(4.0**exponent for exponent in range(7, 18))  # 16 KiB to 16 GiB
 DESCRIPTORS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 POST_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.025)
 DIRECTION = "pull"
+REGISTERED_BYTES = "Bytes that each rank has registered: its pool, and what reads need beside it"
 PEER_ROLE: Final = {"decode": "prefill", "prefill": "decode"}
 FAILURES: Final[Mapping[FailureStage, tuple[str, str]]] = {
     "handshake": ("handshake", "not_paired"),
@@ -118,10 +119,10 @@ class TransferMetrics:
             gauge.labels(self._role, state).set_function(read_one)
 
     def in_flight(self, read: Callable[[], float]) -> None:
-        """Export how many transfers with the other role are in progress."""
+        """Export how many reads of the other role's memory are in progress."""
         gauge = Gauge(
             "sluice_kv_transfers_in_flight",
-            "Decode: reads not terminal; prefill: decode workers that read",
+            "Reads not terminal",
             ("role", "peer_role"),
             registry=self._registry,
         )

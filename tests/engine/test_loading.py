@@ -20,7 +20,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from core.errors import ConfigError
+from core.errors import ConfigError, RequestError
 from engine.loading import LoadedModel, load_model
 from tests.engine.tiny_models import WINDOW, make_tiny_model
 
@@ -45,6 +45,15 @@ def test_spec_holds_what_the_config_and_the_layers_say(llama: Path) -> None:
     assert (spec.vocab_size, spec.eos_token_ids, spec.max_model_len) == (512, (2,), 2048)
     layout = spec.kv_layout(8)
     assert (layout.num_kv_heads, layout.head_dim, layout.layers_per_group) == (2, 16, 4)
+
+
+@pytest.mark.parametrize("stray", [-1, 512])
+def test_a_token_id_that_the_model_lacks_is_named(llama: Path, stray: int) -> None:
+    spec = load(llama).spec
+    spec.check_tokens((0, 511))
+    with pytest.raises(RequestError, match=f"token id {stray}, the model has 0 to 511") as caught:
+        spec.check_tokens((7, stray, 8))
+    assert caught.value.field == "prompt"
 
 
 @pytest.mark.parametrize(

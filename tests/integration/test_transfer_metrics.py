@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from core.config import TransferConfig
 from tests.integration.models import VOCAB_SIZE, tiny_model
 from tests.integration.requests import complete, prompt_of
 from tests.integration.stack import Stack
@@ -29,9 +30,8 @@ TROUBLE = {
 }
 """Zero where all is well."""
 MOMENTARY = {
-    "sluice_kv_transfers_in_flight",
-    "sluice_kv_receiving_requests",
-    "sluice_kv_leases",
+    "decode": {"sluice_kv_transfers_in_flight", "sluice_kv_receiving_requests"},
+    "prefill": {"sluice_kv_leases"},
 }
 """Of what is in progress, and nothing is."""
 MOVED = {
@@ -101,9 +101,17 @@ def test_every_metric_of_transfers_moves_with_a_real_one(stack: Stack, role: str
         name for name in exported if re.match(r"sluice_kv_(stale|reads|lease|conn|path|hand)", name)
     }
     parts = re.compile(r"_(bucket|sum|count|created)$")
-    known = {parts.sub("", name) for name in MOVED[role] | TROUBLE | MOMENTARY}
+    known = {parts.sub("", name) for name in MOVED[role] | TROUBLE | MOMENTARY[role]}
     unknown = {parts.sub("", name) for name in families} - known
     assert not unknown, f"say in this test what moves {unknown}"
+
+
+def test_decode_has_registered_the_room_beside_the_pool_too(stack: Stack) -> None:
+    nbytes = {
+        role: total(stack.metrics(f"{role}-0"), "sluice_kv_registered_bytes")
+        for role in ("decode", "prefill")
+    }
+    assert nbytes["decode"] - nbytes["prefill"] == TransferConfig().staging_mib * 2**20
 
 
 def test_the_bytes_that_moved_and_their_transport_are_the_real_ones(stack: Stack) -> None:

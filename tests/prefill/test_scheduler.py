@@ -110,6 +110,12 @@ def test_prompt_waits_for_memory_without_a_trace(bench: Bench) -> None:
     assert {offer.prompt.owner[0] for offer in bench.run()} == {"B"}
 
 
+def test_empty_prompt_is_refused(bench: Bench) -> None:
+    with pytest.raises(RequestError, match="empty"):
+        bench.add("R", 0)
+    assert bench.scheduler.num_waiting == 0
+
+
 def test_prompt_larger_than_the_pool_is_refused(bench: Bench) -> None:
     with pytest.raises(RequestError, match="shorten the prompt"):
         bench.add("R", 161)
