@@ -6,6 +6,7 @@ from core.channel import ClientId
 from core.ids import Attempt, RequestId
 from core.messages import Output, OutputBatch, RequestStats
 from decode.sequence import Progress, Sequence
+from transfer.actions import ReceiveStats
 
 
 @dataclass(slots=True)
@@ -34,6 +35,15 @@ class Served:
     def attempt(self) -> Attempt:
         """Of the request."""
         return self.sequence.owner[1]
+
+    def take(self, received: ReceiveStats, *, transport: str) -> None:
+        """Remember how the KV came, by ``transport``."""
+        self.kv_nbytes = received.kv_nbytes
+        self.num_tickets = received.num_tickets
+        self.num_remote_cached_tokens = received.num_cached_tokens
+        self.prefill_s = received.prefill_s
+        self.transfer_s = received.transfer_s
+        self.transport = transport
 
     def stats(self) -> RequestStats:
         """Return how the request was served so far."""
