@@ -139,7 +139,7 @@ class Ours:
             operation,
             SOURCE,
             owner,
-            PieceId(0, 0, 0, 0),
+            PieceId(0, 0, 0),
             source=(source,),
             target=(target,),
             first_token=0,

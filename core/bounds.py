@@ -29,7 +29,6 @@ Seconds = Annotated[float, Meta(ge=0.0, le=MAX_SECONDS)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 TokenIds = Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOKENS)]
 
-Rank = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
 Layer = Annotated[int, Meta(ge=0, lt=MAX_LAYERS)]
 Head = Annotated[int, Meta(ge=0, lt=MAX_LAYERS)]
 Group = Annotated[int, Meta(ge=0, lt=MAX_GROUPS)]

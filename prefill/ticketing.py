@@ -31,7 +31,6 @@ class Ticketing:
             prompt.owner,
             Offer(
                 piece=PieceId(
-                    rank=0,
                     first_layer=chunk.first_layer,
                     last_layer=chunk.last_layer,
                     chunk=chunk.chunk,

@@ -97,7 +97,7 @@ class Endpoints:
         """A read for its own sake: what nobody waits for from the start, and fills no block."""
         link = self._open(source)
         nobody: Owner = (RequestId(f"warm-up of {source}"), Attempt(1))
-        piece = PieceId(0, 0, 0, 0)
+        piece = PieceId(0, 0, 0)
         pending = Operation(operation, source, nobody, piece, frozenset(), nbytes=0)
         pending.is_quarantined = True
         self._operations.begin(pending)

@@ -43,7 +43,6 @@ class Reader:
         layout: KVLayout,
         config: TransferConfig,
         max_quarantined_blocks: int,
-        num_ranks: int = 1,
     ) -> None:
         """Begin with nothing.
 
@@ -52,10 +51,9 @@ class Reader:
             config: Lease, timeouts, intervals.
             max_quarantined_blocks: Above this, the peer of the oldest quarantined read is torn
                 down.
-            num_ranks: Tensor-parallel ranks of a source; each sends its own pieces.
         """
         self._layout = layout
-        self._shape = TransferShape.of_equals(layout, num_ranks=num_ranks)
+        self._shape = TransferShape.of_equals(layout)
         self.stats = TransferStats()
         self._endpoints = Endpoints(
             config, max_quarantined_blocks=max_quarantined_blocks, stats=self.stats

@@ -19,8 +19,6 @@ from transfer.stats import FailureStage
 class TransferShape:
     """What every whole transfer consists of."""
 
-    num_ranks: int
-    """That send tickets of their own; ranks with equal block ids send one together."""
     num_layers: int
     """In each group."""
     sizes: BlockSizes
@@ -34,10 +32,9 @@ class TransferShape:
         return len(self.sizes.groups) * len(self.sizes.indices_there(tokens)) + 1
 
     @classmethod
-    def of_equals(cls, layout: KVLayout, *, num_ranks: int = 1) -> "TransferShape":
+    def of_equals(cls, layout: KVLayout) -> "TransferShape":
         """Return the shape of transfers from a source whose blocks are as those here."""
         return cls(
-            num_ranks=num_ranks,
             num_layers=layout.layers_per_group,
             sizes=BlockSizes(layout.block_size, layout.block_size, layout.groups),
             layer_nbytes=layout.layer_nbytes,
@@ -53,7 +50,6 @@ class TransferShape:
         plans = [PairPlan.of(mine, theirs, rank) for rank in range(mine.tensor_parallel_size)]
         source, target = theirs.kv_layout, mine.kv_layout
         return cls(
-            num_ranks=1,
             num_layers=target.layers_per_group,
             sizes=BlockSizes(source.block_size, target.block_size, target.groups),
             layer_nbytes=sum(plan.wire_layer_nbytes for plan in plans),
@@ -170,7 +166,7 @@ class Receiving:
         return next((token for token in tokens if token is not None), None)
 
     def is_complete(self) -> bool:
-        """Whether every chunk of every rank has landed in all its layers.
+        """Whether every chunk has landed in all its layers.
 
         The *set* of landed pieces decides, never their number: a piece that came twice does not
         stand for a missing one.
@@ -237,17 +233,15 @@ class Receiving:
 
 
 def covers(pieces: Iterable[PieceId], last_chunk: int | None, shape: TransferShape) -> bool:
-    """Whether ``pieces`` hold every layer of every rank of every chunk up to ``last_chunk``."""
+    """Whether ``pieces`` hold every layer of every chunk up to ``last_chunk``."""
     if last_chunk is None:
         return False
     held = {
-        (piece.chunk, piece.rank, layer)
+        (piece.chunk, layer)
         for piece in pieces
         for layer in range(piece.first_layer, piece.last_layer + 1)
     }
-    if len(held) < (last_chunk + 1) * shape.num_ranks * shape.num_layers:
+    if len(held) < (last_chunk + 1) * shape.num_layers:
         return False  # before anything is made of a number that a peer has named
-    wanted = itertools.product(
-        range(last_chunk + 1), range(shape.num_ranks), range(shape.num_layers)
-    )
+    wanted = itertools.product(range(last_chunk + 1), range(shape.num_layers))
     return all(part in held for part in wanted)

@@ -12,7 +12,6 @@ def fault_of(ticket: Ticket, entry: Receiving) -> str | None:
         return f"{piece} was offered before, in other blocks or generations"
     if not (
         0 <= piece.first_layer <= piece.last_layer < shape.num_layers
-        and 0 <= piece.rank < shape.num_ranks
         and piece.chunk >= 0
         and (entry.wanted is None or piece.chunk < shape.max_chunks(entry.wanted))
     ):
@@ -88,7 +87,7 @@ def _token_fault(ticket: Ticket, entry: Receiving) -> str | None:
 def _positions(entry: Receiving, *, like: PieceId | None = None) -> set[tuple[int, int]]:
     """Return (group, index) of all that tickets name, or of the pieces that clash with ``like``.
 
-    Pieces of other ranks or layers share positions.
+    Pieces of other layers share positions.
     """
     return {
         (run.group, run.first_index + at)
@@ -100,8 +99,4 @@ def _positions(entry: Receiving, *, like: PieceId | None = None) -> set[tuple[in
 
 
 def _clash(one: PieceId, other: PieceId) -> bool:
-    return (
-        one.rank == other.rank
-        and one.first_layer <= other.last_layer
-        and other.first_layer <= one.last_layer
-    )
+    return one.first_layer <= other.last_layer and other.first_layer <= one.last_layer

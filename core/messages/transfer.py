@@ -14,7 +14,6 @@ from core.bounds import (
     Group,
     Layer,
     Name,
-    Rank,
     Seconds,
     TokenId,
     TokenIds,
@@ -46,9 +45,8 @@ class Prefill(Message, frozen=True):
 
 
 class PieceId(msgspec.Struct, frozen=True, order=True):
-    """One piece of a request's KV. The reader needs a *set* of these, not a count."""
+    """One piece of a request's KV, on all ranks. The reader needs a *set* of these, not a count."""
 
-    rank: Rank
     first_layer: Layer
     last_layer: Layer
     """Inclusive; in the group's own numbering."""

@@ -179,7 +179,7 @@ class SoakSource:
                 is_end = is_last and last == LAST_LAYER
                 offers.append(
                     Offer(
-                        piece=PieceId(0, first, last, number),
+                        piece=PieceId(first, last, number),
                         blocks=(named,),
                         num_tokens=at * LAYOUT.block_size,
                         last=is_last,

@@ -183,7 +183,7 @@ class Worker:
         ticket = Ticket(
             *R,
             incarnation=P,
-            piece=PieceId(rank=0, first_layer=0, last_layer=3, chunk=0),
+            piece=PieceId(first_layer=0, last_layer=3, chunk=0),
             blocks=(GroupBlocks(0, 0, ids, (Generation(1),) * NUM_READ),),
             num_tokens=len(prompt),
             lease_s=30.0,

@@ -175,7 +175,7 @@ def ticket_for(side: LyingPrefill, request: Prefill, **fields: object) -> Ticket
         request_id=request.request_id,
         attempt=request.attempt,
         incarnation=side.incarnation,
-        piece=PieceId(rank=0, first_layer=0, last_layer=3, chunk=0),
+        piece=PieceId(first_layer=0, last_layer=3, chunk=0),
         blocks=(GroupBlocks(0, first, ids, tuple(Generation(1) for _ in ids)),),
         num_tokens=num_tokens,
         lease_s=10.0,
@@ -201,9 +201,9 @@ LIES: dict[str, Callable[[LyingPrefill, Prefill], list[AnyMessage]]] = {
         ticket_for(side, request, blocks=(), first_token=FirstToken(2**31 - 1))
     ],
     "endless chunks": lambda side, request: [
-        ticket_for(side, request, piece=PieceId(0, 0, 3, 2**20 - 1), blocks=())
+        ticket_for(side, request, piece=PieceId(0, 3, 2**20 - 1), blocks=())
     ],
-    "other layers": lambda side, request: [ticket_for(side, request, piece=PieceId(0, 3, 200, 0))],
+    "other layers": lambda side, request: [ticket_for(side, request, piece=PieceId(3, 200, 0))],
     "failed": lambda side, request: [
         PrefillFailed(request.request_id, request.attempt, side.incarnation, "x" * 200_000)
     ],

@@ -14,7 +14,7 @@ def issue(book: TicketBook, chunk: SettledChunk, now: float) -> bool:
     """Issue the ticket for ``chunk``; return whether somebody wants it."""
     offer = Offer(
         piece=PieceId(
-            rank=0, first_layer=chunk.first_layer, last_layer=chunk.last_layer, chunk=chunk.chunk
+            first_layer=chunk.first_layer, last_layer=chunk.last_layer, chunk=chunk.chunk
         ),
         blocks=chunk.blocks,
         num_tokens=chunk.num_tokens,

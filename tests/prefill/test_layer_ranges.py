@@ -168,7 +168,7 @@ def test_a_step_that_fails_between_ranges_offers_no_more(bench: Bench) -> None:
 
 def offer_of(offer: SettledChunk) -> Offer:
     return Offer(
-        piece=PieceId(0, offer.first_layer, offer.last_layer, offer.chunk),
+        piece=PieceId(offer.first_layer, offer.last_layer, offer.chunk),
         blocks=offer.blocks,
         num_tokens=offer.num_tokens,
         last=offer.is_last,

@@ -65,7 +65,7 @@ class Side:
         return owner
 
     def offer(self, owner: Owner) -> None:
-        piece = PieceId(rank=0, first_layer=0, last_layer=0, chunk=0)
+        piece = PieceId(first_layer=0, last_layer=0, chunk=0)
         assert self.readers.offer(owner, Offer(piece=piece, blocks=(), num_tokens=2))
 
 

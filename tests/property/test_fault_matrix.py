@@ -165,7 +165,7 @@ Step = Callable[[Worker, PrefillSide], None]
 def offer(worker: Worker, prefill: PrefillSide) -> None:
     worker.generate(prefill)
     for chunk in (0, 1):
-        piece = PieceId(0, 0, 1, chunk)
+        piece = PieceId(0, 1, chunk)
         ticket = prefill.compute(
             R, worker.now, first_index=2 * chunk, num_blocks=2, piece=piece, last=chunk == 1
         )

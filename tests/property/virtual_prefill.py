@@ -134,7 +134,7 @@ class VirtualPrefill:
         ticket = self.book.issue(
             owner,
             Offer(
-                piece=PieceId(0, chunk.first_layer, chunk.last_layer, chunk.chunk),
+                piece=PieceId(chunk.first_layer, chunk.last_layer, chunk.chunk),
                 blocks=chunk.blocks,
                 num_tokens=chunk.num_tokens,
                 last=chunk.is_last,

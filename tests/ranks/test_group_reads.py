@@ -31,7 +31,7 @@ def post_of(operation: int, source: Incarnation = SOURCE) -> PostRead:
         operation=OperationId(operation),
         peer=source,
         owner=(RequestId("r"), Attempt(1)),
-        piece=PieceId(rank=0, first_layer=0, last_layer=0, chunk=0),
+        piece=PieceId(first_layer=0, last_layer=0, chunk=0),
         source=blocks,
         target=blocks,
         first_token=0,
@@ -145,7 +145,7 @@ async def test_c24_a_read_has_landed_when_every_rank_has_its_part(order: tuple[i
     assert world.ends == [ReadEnd(OperationId(1), SOURCE, nbytes=300)]
 
 
-async def test_c24_a_rank_that_ends_twice_does_not_stand_in_for_another() -> None:
+async def test_c24_i02_a_rank_that_ends_twice_does_not_stand_in_for_another() -> None:
     world = World(3)
     world.reads.post(post_of(1))
     for _ in range(3):

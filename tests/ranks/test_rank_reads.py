@@ -88,7 +88,7 @@ class Reading:
                 operation=OperationId(operation),
                 peer=SOURCE,
                 owner=(RequestId("r"), Attempt(1)),
-                piece=PieceId(rank=0, first_layer=0, last_layer=3, chunk=0),
+                piece=PieceId(first_layer=0, last_layer=3, chunk=0),
                 source=(source,),
                 target=(target,),
                 first_token=0,

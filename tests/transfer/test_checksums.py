@@ -1,7 +1,7 @@
 """Bytes that are not what the source has must be found before the first token.
 
 A read that completes says that bytes have arrived, not which. Where the source sends digests, one
-flipped byte ends the request, of all ranks and pieces, and it is computed or read anew.
+flipped byte ends the request, of all pieces, and it is computed or read anew.
 """
 
 import hashlib
@@ -54,17 +54,17 @@ def with_digests(source: PrefillSide, ticket: Ticket) -> Ticket:
 def sides() -> tuple[CheckingSide, PrefillSide]:
     network = Network()
     source = PrefillSide(network, layout(layers_per_group=2))
-    side = CheckingSide(network, layout(layers_per_group=2), num_blocks=12, num_ranks=2)
+    side = CheckingSide(network, layout(layers_per_group=2), num_blocks=12)
     side.pair(source)
     return side, source
 
 
 def offer(side: CheckingSide, source: PrefillSide) -> None:
-    """R is read from two ranks, two blocks each."""
+    """R is read in two pieces, a layer and two blocks each."""
     side.request(R, source)
-    for rank in (0, 1):
+    for layer in (0, 1):
         ticket = source.compute(
-            R, side.now, first_index=2 * rank, num_blocks=2, piece=PieceId(rank, 0, 1, 0)
+            R, side.now, first_index=2 * layer, num_blocks=2, piece=PieceId(layer, layer, 0)
         )
         side.ticket(with_digests(source, ticket))
 
@@ -84,15 +84,15 @@ def test_i07_what_arrives_as_it_was_sent_is_delivered(
     side.check()
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_i07_one_flipped_byte_on_one_rank_ends_the_whole_request(
-    sides: tuple[CheckingSide, PrefillSide], rank: int
+@pytest.mark.parametrize("layer", [0, 1])
+def test_i07_one_flipped_byte_in_one_piece_ends_the_whole_request(
+    sides: tuple[CheckingSide, PrefillSide], layer: int
 ) -> None:
     side, source = sides
     offer(side, source)
     side.nic.finish()
-    damaged = int(side.blocks.block_tables(R)[0][2 * rank])
-    side.pool.rows[damaged, 17] ^= 1
+    damaged = int(side.blocks.block_tables(R)[0][2 * layer])
+    side.pool.rows[damaged, layer * side.layout.layer_nbytes + 17] ^= 1
     side.poll()
     # Then no token of it is trusted, and everything is given back
     assert R not in side.delivered
@@ -112,9 +112,9 @@ def test_i07_other_requests_of_the_source_go_on(sides: tuple[CheckingSide, Prefi
     side, source = sides
     offer(side, source)
     side.request(OTHER, source)
-    for rank in (0, 1):
-        piece = PieceId(rank, 0, 1, 0)
-        ticket = source.compute(OTHER, side.now, first_index=rank, num_blocks=1, piece=piece)
+    for layer in (0, 1):
+        piece = PieceId(layer, layer, 0)
+        ticket = source.compute(OTHER, side.now, first_index=layer, num_blocks=1, piece=piece)
         side.ticket(with_digests(source, ticket))
     side.nic.finish()
     side.pool.rows[int(side.blocks.block_tables(R)[0][0]), 0] ^= 0x80
@@ -140,9 +140,7 @@ def test_i07_digests_that_do_not_match_the_blocks_in_number_are_refused(
 ) -> None:
     side, source = sides
     side.request(R, source)
-    ticket = with_digests(
-        source, source.compute(R, side.now, num_blocks=2, piece=PieceId(0, 0, 1, 0))
-    )
+    ticket = with_digests(source, source.compute(R, side.now, num_blocks=2, piece=PieceId(0, 1, 0)))
     (run,) = ticket.blocks
     short = msgspec.structs.replace(run, digests=run.digests[:1])
     side.ticket(msgspec.structs.replace(ticket, blocks=(short,)))

@@ -64,7 +64,7 @@ def test_unpacked_pool_equals_one_that_steps_have_written(
     cut = data.draw(st.integers(1, 3), label="first range of layers")
     ranges = [range(cut), range(cut, 3)] if cut < 3 else [ALL_LAYERS]
     pieces = [
-        (PieceId(0, layers.start, layers.stop - 1, chunk), range(*tokens))
+        (PieceId(layers.start, layers.stop - 1, chunk), range(*tokens))
         for chunk, tokens in enumerate(itertools.pairwise(bounds))
         for layers in ranges
     ]
@@ -79,7 +79,7 @@ def test_unpacked_pool_equals_one_that_steps_have_written(
 
 def test_only_the_layers_that_were_read_are_written() -> None:
     pair = Pair(side(2, 1, 4), side(2, 2, 2), rank=1, num_tokens=11)
-    pair.read(PieceId(0, 1, 1, 0), range(11))
+    pair.read(PieceId(1, 1, 0), range(11))
     pair.run()
     assert torch.equal(pair.pool.blocks, pair.expected(range(11), range(1, 2)))
 
@@ -87,7 +87,7 @@ def test_only_the_layers_that_were_read_are_written() -> None:
 def test_a_larger_block_gets_its_tokens_from_several_tickets() -> None:
     pair = Pair(side(2, 1, 2), side(2, 1, 8), rank=0, num_tokens=13)
     for chunk, tokens in enumerate([range(2), range(2, 6), range(6, 13)]):
-        pair.read(PieceId(0, 0, 2, chunk), tokens)
+        pair.read(PieceId(0, 2, chunk), tokens)
     pair.run()
     assert torch.equal(pair.pool.blocks, pair.expected(range(13), ALL_LAYERS))
 
@@ -95,7 +95,7 @@ def test_a_larger_block_gets_its_tokens_from_several_tickets() -> None:
 def test_tokens_that_decode_has_already_are_not_written() -> None:
     """Its cached prefix ends within a block of the source, which is read as a whole."""
     pair = Pair(side(2, 1, 8), side(2, 1, 2), rank=0, num_tokens=16)
-    read = pair.read(PieceId(0, 0, 2, 0), range(16), first_token=6)
+    read = pair.read(PieceId(0, 2, 0), range(16), first_token=6)
     assert [run.first_index for run in read.target] == [3, 3]
     pair.run()
     assert torch.equal(pair.pool.blocks, pair.expected(range(6, 16), ALL_LAYERS))
@@ -119,7 +119,7 @@ def test_windows_of_smaller_blocks_here_take_what_they_need_of_larger_ones_there
 def test_b13_nothing_is_unpacked_of_a_receive_that_failed_or_was_aborted(how: str) -> None:
     """And its room is given back when its reads are terminal, not before."""
     pair = Pair(side(4, 1, 4), side(4, 2, 4), rank=0, num_tokens=40, staging_nbytes=4096)
-    read = pair.read(PieceId(0, 0, 2, 0), range(40))
+    read = pair.read(PieceId(0, 2, 0), range(40))
     flying = list(iter(pair.conversions.next, None))
     assert len(flying) > 1
     for portion in flying:
@@ -159,7 +159,7 @@ def test_b13_mutation_an_unpack_of_what_was_aborted_is_seen(
 
 def test_a_read_that_waits_for_room_ends_at_once_when_it_is_cancelled() -> None:
     pair = Pair(side(4, 1, 4), side(4, 2, 4), rank=0, num_tokens=16)
-    read = pair.read(PieceId(0, 0, 2, 0), range(16))
+    read = pair.read(PieceId(0, 2, 0), range(16))
     portions, end = pair.conversions.cancel(read.operation)
     assert portions == []
     assert end is not None
@@ -169,7 +169,7 @@ def test_a_read_that_waits_for_room_ends_at_once_when_it_is_cancelled() -> None:
 
 def test_a_source_that_does_not_answer_leaves_room_for_another() -> None:
     pair = Pair(side(4, 1, 4), side(4, 2, 4), rank=0, num_tokens=400, staging_nbytes=2**14)
-    frozen = pair.read(PieceId(0, 0, 2, 0), range(400))
+    frozen = pair.read(PieceId(0, 2, 0), range(400))
     stuck = list(iter(pair.conversions.next, None))
     assert all(portion.read is frozen for portion in stuck)
     other = PostRead(
@@ -192,7 +192,7 @@ def test_a_source_that_does_not_answer_leaves_room_for_another() -> None:
 def _room_is_left_by(num_frozen: int) -> None:
     """Frozen sources have filled what they may; a healthy one reads on, a block at a time."""
     pair = Pair(side(4, 1, 4), side(4, 2, 4), rank=0, num_tokens=400, staging_nbytes=2**15)
-    read = pair.read(PieceId(0, 0, 2, 0), range(400))
+    read = pair.read(PieceId(0, 2, 0), range(400))
     pair.conversions.drop(SOURCE, "gone")
     sources = [Incarnation(f"S{number}") for number in range(num_frozen + 1)]
     for source in sources:
@@ -236,7 +236,7 @@ def test_c20_mutation_without_room_that_is_kept_two_frozen_sources_stop_a_third(
 def test_room_that_was_in_use_when_its_source_was_lost_is_kept_for_the_next_one() -> None:
     pair = Pair(side(4, 1, 4), side(4, 2, 4), rank=0, num_tokens=400, staging_nbytes=2**14)
     pair.conversions.connect(SOURCE, pair.plan)
-    frozen = pair.read(PieceId(0, 0, 2, 0), range(400))
+    frozen = pair.read(PieceId(0, 2, 0), range(400))
     other = replace(frozen, operation=OperationId(99), peer=Incarnation("Q"))
     pair.conversions.add(other, pair.plan, 0.0)
     stuck = list(iter(pair.conversions.next, None))
@@ -255,7 +255,7 @@ def test_float8_rows_are_those_of_a_local_step_bit_for_bit() -> None:
     pair = Pair(side(2, 1, 4), side(2, 1, 4, dtype="float8_e4m3"), rank=0, num_tokens=30)
     pair.kv *= 100
     pair.sources = [pair._source(0)]
-    pair.read(PieceId(0, 0, 2, 0), range(30))
+    pair.read(PieceId(0, 2, 0), range(30))
     pair.run()
     assert torch.equal(pair.pool.blocks, pair.expected(range(30), ALL_LAYERS))
     row = np.frombuffer(pair.pool.bytes_of(pair.table[0][0]), dtype=np.uint8)[: HEAD_DIM + 4]

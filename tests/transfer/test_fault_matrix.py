@@ -26,7 +26,7 @@ def offer(decode: DecodeSide, prefill: PrefillSide) -> None:
             decode.now,
             first_index=2 * chunk,
             num_blocks=2,
-            piece=PieceId(0, 0, 1, chunk),
+            piece=PieceId(0, 1, chunk),
             last=chunk == 1,
         )
         decode.ticket(ticket)

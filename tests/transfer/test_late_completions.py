@@ -15,7 +15,7 @@ R = owner("r")
 def post_two_reads(decode: DecodeSide, prefill: PrefillSide) -> None:
     decode.request(R, prefill)
     for chunk in (0, 1):
-        piece = PieceId(0, 0, 1, chunk)
+        piece = PieceId(0, 1, chunk)
         decode.ticket(
             prefill.compute(
                 R, decode.now, first_index=2 * chunk, num_blocks=2, piece=piece, last=chunk == 1

@@ -45,7 +45,7 @@ def cut(tickets: Sequence[Ticket], ends: Sequence[int], *, by_groups: bool) -> l
         parts = [
             msgspec.structs.replace(
                 whole,
-                piece=PieceId(0, first, last, whole.piece.chunk),
+                piece=PieceId(first, last, whole.piece.chunk),
                 first_token=token if last == NUM_LAYERS - 1 else None,
             )
             for first, last in zip(firsts, lasts, strict=True)
@@ -73,7 +73,7 @@ class TwoSides:
                 self.decode.now,
                 first_index=chunk * NUM_BLOCKS,
                 num_blocks=NUM_BLOCKS,
-                piece=PieceId(0, 0, NUM_LAYERS - 1, chunk),
+                piece=PieceId(0, NUM_LAYERS - 1, chunk),
                 last=chunk == 1,
             )
             for chunk in range(2)

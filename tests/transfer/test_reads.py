@@ -91,7 +91,7 @@ class Side:
                 OperationId(number),
                 P,
                 who,
-                PieceId(0, 0, 3, 0),
+                PieceId(0, 3, 0),
                 source=blocks,
                 target=blocks,
                 first_token=0,

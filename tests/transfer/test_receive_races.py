@@ -47,7 +47,7 @@ class PartialFailure:
                     self.decode.now,
                     first_index=2 * chunk,
                     num_blocks=2,
-                    piece=PieceId(0, 0, 1, chunk),
+                    piece=PieceId(0, 1, chunk),
                     last=chunk == 1,
                 )
             )
@@ -210,16 +210,16 @@ def test_c07_late_completion_of_the_sibling_is_counted_and_harms_nobody() -> Non
     race.check()
 
 
-def test_c08_one_rank_that_fails_ends_the_request_for_all_ranks() -> None:
-    """A source with two ranks: what rank 0 has brought is worth nothing without rank 1."""
+def test_one_read_that_fails_ends_the_request_and_what_others_have_brought() -> None:
+    """Two pieces: what one has brought is worth nothing without the other."""
     network = Network()
     source = PrefillSide(network, layout())
-    decode = DecodeSide(network, layout(), num_ranks=2)
+    decode = DecodeSide(network, layout())
     decode.pair(source)
     decode.request(R, source)
-    for rank in (0, 1):
-        piece = PieceId(rank, 0, 1, 0)
-        ticket = source.compute(R, decode.now, first_index=2 * rank, num_blocks=2, piece=piece)
+    for layer in (0, 1):
+        piece = PieceId(layer, layer, 0)
+        ticket = source.compute(R, decode.now, first_index=2 * layer, num_blocks=2, piece=piece)
         decode.ticket(ticket)
     landing = [write for write in decode.nic.writes if write.read == 1]
     for write in landing:

@@ -48,13 +48,11 @@ def test_delivery_brings_every_byte_to_its_position_and_frees_the_source(
     assert decode.reader.next_deadline() is None
 
 
-def test_c01_abort_while_two_ranks_are_read(make_decode: MakeDecode, prefill: PrefillSide) -> None:
-    decode = make_decode(num_ranks=2)
-    decode.pair(prefill)
+def test_c01_abort_while_two_pieces_are_read(decode: DecodeSide, prefill: PrefillSide) -> None:
     decode.request(R, prefill)
-    for rank in (0, 1):
-        piece = PieceId(rank, 0, 1, 0)
-        ticket = prefill.compute(R, 0, num_blocks=2, first_index=2 * rank, piece=piece)
+    for layer in (0, 1):
+        piece = PieceId(layer, layer, 0)
+        ticket = prefill.compute(R, 0, num_blocks=2, first_index=2 * layer, piece=piece)
         decode.ticket(ticket)
     decode.cancel(R)
 
@@ -213,13 +211,11 @@ def test_c17_two_half_received_requests_do_not_park_each_other(
     a, b = owner("a"), owner("b")
     for who, count in ((a, 4), (b, 3)):
         decode.request(who, prefill)
-        decode.ticket(
-            prefill.compute(who, 0, num_blocks=count, piece=PieceId(0, 0, 1, 0), last=False)
-        )
+        decode.ticket(prefill.compute(who, 0, num_blocks=count, piece=PieceId(0, 1, 0), last=False))
     decode.land_all()
     for who, count in ((a, 4), (b, 3)):
         decode.ticket(
-            prefill.compute(who, 0, first_index=count, num_blocks=1, piece=PieceId(0, 0, 1, 1))
+            prefill.compute(who, 0, first_index=count, num_blocks=1, piece=PieceId(0, 1, 1))
         )
     assert decode.num_free == 0
     assert [who for who, _ in decode.reader.unallocated()] == [a, b]
@@ -350,7 +346,7 @@ def test_a_read_that_somebody_waits_for_is_never_taken_back(
             OperationId(1),
             prefill.incarnation,
             R,
-            PieceId(0, 0, 1, 0),
+            PieceId(0, 1, 0),
             frozenset({BlockId(4)}),
             4,
         )
@@ -426,21 +422,20 @@ def test_c22_prefill_side_abort_after_allocation(decode: DecodeSide, prefill: Pr
 def test_c24_a_duplicate_of_one_piece_does_not_replace_another(
     make_decode: MakeDecode, prefill: PrefillSide
 ) -> None:
-    """2 layers x 2 chunks x 2 ranks: delivery needs all eight, in any order."""
-    decode = make_decode(num_blocks=32, num_ranks=2)
+    """2 layers x 4 chunks: delivery needs all eight, in any order."""
+    decode = make_decode(num_blocks=32)
     decode.pair(prefill)
     decode.request(R, prefill)
     tickets = [
         prefill.compute(
             R,
             0,
-            first_index=8 * rank + 4 * chunk + 2 * layer,
+            first_index=4 * chunk + 2 * layer,
             num_blocks=2,
-            piece=PieceId(rank, layer, layer, chunk),
-            last=chunk == 1,
+            piece=PieceId(layer, layer, chunk),
+            last=chunk == 3,
         )
-        for rank in (0, 1)
-        for chunk in (1, 0)
+        for chunk in (3, 1, 0, 2)
         for layer in (0, 1)
     ]
     for ticket in tickets[:-1]:
@@ -458,7 +453,7 @@ def test_c24_a_duplicate_of_one_piece_does_not_replace_another(
 def test_c24_mutation_counting_pieces_delivers_too_early(
     monkeypatch: pytest.MonkeyPatch, decode: DecodeSide, prefill: PrefillSide
 ) -> None:
-    """With a counter, three pieces of rank 0 pass for "chunks times ranks"."""
+    """With a counter, two pieces of the last chunk pass for two chunks."""
 
     def by_count(entry: Receiving) -> bool:
         return entry.last_chunk is not None and len(list(entry.landed())) >= 2
@@ -466,7 +461,7 @@ def test_c24_mutation_counting_pieces_delivers_too_early(
     monkeypatch.setattr(Receiving, "is_complete", by_count)
     decode.request(R, prefill)
     for layer in (0, 1):
-        piece = PieceId(0, layer, layer, 1)
+        piece = PieceId(layer, layer, 1)
         decode.ticket(
             prefill.compute(R, 0, first_index=2 * layer, num_blocks=2, piece=piece, last=True)
         )
@@ -537,16 +532,14 @@ def test_i01_reoffered_piece_with_other_generations_ends_the_request(
     assert decode.num_free == 10
 
 
-def test_i02_one_rank_twice_is_not_two_ranks(make_decode: MakeDecode, prefill: PrefillSide) -> None:
-    decode = make_decode(num_ranks=2)
-    decode.pair(prefill)
+def test_i02_one_piece_twice_is_not_two_pieces(decode: DecodeSide, prefill: PrefillSide) -> None:
     decode.request(R, prefill)
-    ticket = prefill.compute(R, 0, num_blocks=2, piece=PieceId(0, 0, 1, 0))
+    ticket = prefill.compute(R, 0, num_blocks=2, piece=PieceId(0, 0, 0))
     decode.ticket(ticket)
     decode.nic.duplicates_outcomes = True
     decode.land_all()
     assert R not in decode.delivered
-    decode.ticket(prefill.compute(R, 0, first_index=2, num_blocks=2, piece=PieceId(1, 0, 1, 0)))
+    decode.ticket(prefill.compute(R, 0, first_index=2, num_blocks=2, piece=PieceId(1, 1, 0)))
     decode.land_all()
     assert R in decode.delivered
 
@@ -568,7 +561,7 @@ def test_h01_another_attempt_is_another_request(decode: DecodeSide, prefill: Pre
     decode.cancel(R)
     second = owner("r", attempt=2)
     decode.request(second, prefill)
-    late = prefill.compute(R, 0, first_index=5, num_blocks=1, piece=PieceId(0, 0, 1, 1))
+    late = prefill.compute(R, 0, first_index=5, num_blocks=1, piece=PieceId(0, 1, 1))
     decode.ticket(late)
     assert decode.reader.stats.stale["ticket"] == 1
     decode.land_all()
@@ -607,7 +600,7 @@ def test_h07_a_read_that_cannot_be_posted_fails_only_its_request(
 def test_malformed_tickets_end_the_request_cleanly(
     decode: DecodeSide, prefill: PrefillSide
 ) -> None:
-    bad_layer = PieceId(0, 0, 2, 0)
+    bad_layer = PieceId(0, 2, 0)
     decode.request(R, prefill)
     decode.ticket(prefill.compute(R, 0, num_blocks=1, piece=bad_layer))
     assert "does not exist" in decode.failed[R].reason
@@ -668,7 +661,7 @@ def test_prefill_that_never_comes_is_bounded(decode: DecodeSide, prefill: Prefil
 
 def test_layer_ranges_read_only_their_part_of_each_block() -> None:
     kv = layout(layers_per_group=4)
-    part = Part.of_piece(PieceId(0, 1, 2, 0), kv)
+    part = Part.of_piece(PieceId(1, 2, 0), kv)
     layer = kv.block_nbytes // 4
     extents = merge_pairs(np.array([[2, 5], [3, 6]]), part)
     assert extents.tolist() == [

@@ -19,7 +19,7 @@ from transfer.reads import ReadEnd
 from transfer.stats import TransferStats
 from transfer.transport import Extents
 
-WHOLE = PieceId(0, 0, 2, 0)
+WHOLE = PieceId(0, 2, 0)
 
 
 class Reader:

@@ -17,7 +17,6 @@ from transfer.receiving import Receiving, TransferShape, covers
 from transfer.ticket_faults import fault_of, gap_in
 
 SHAPE = TransferShape(
-    num_ranks=1,
     num_layers=1,
     sizes=BlockSizes(16, 16, (KVGroup(layers=(0,)), KVGroup(layers=(1,), window=32))),
     layer_nbytes=1,
@@ -37,7 +36,7 @@ def ticket(*runs: tuple[int, int, int], chunk: int = 0, last: bool = True) -> Ti
         request_id=OWNER[0],
         attempt=OWNER[1],
         incarnation=Incarnation("P"),
-        piece=PieceId(0, 0, 0, chunk),
+        piece=PieceId(0, 0, chunk),
         blocks=tuple(
             GroupBlocks(
                 group,
@@ -169,4 +168,4 @@ def test_c24_chunk_number_is_bounded_by_the_blocks_that_were_asked_for() -> None
 
 
 def test_c24_a_last_chunk_that_is_far_away_is_incomplete_at_once() -> None:
-    assert not covers([PieceId(0, 0, 0, 2**40)], 2**40, SHAPE)
+    assert not covers([PieceId(0, 0, 2**40)], 2**40, SHAPE)

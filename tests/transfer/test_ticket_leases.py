@@ -13,7 +13,7 @@ from transfer.tickets import Offer, TicketBook
 
 P = Incarnation("P")
 R = owner("r")
-OFFER = Offer(PieceId(0, 0, 1, 0), (), 40, last=True, first_token=FirstToken(7))
+OFFER = Offer(PieceId(0, 1, 0), (), 40, last=True, first_token=FirstToken(7))
 
 
 @pytest.fixture

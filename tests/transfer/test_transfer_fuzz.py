@@ -78,7 +78,7 @@ class World:
             self.decode.now,
             first_index=sum(done),
             num_blocks=sizes[0],
-            piece=PieceId(0, 0, self.kv.layers_per_group - 1, len(done)),
+            piece=PieceId(0, self.kv.layers_per_group - 1, len(done)),
             last=len(sizes) == 1,
         )
         done.append(sizes.pop(0))

@@ -118,7 +118,7 @@ class PrefillSide:
         last: bool = True,
     ) -> Ticket:
         """Fill blocks of every group and return the ticket for them."""
-        piece = piece or PieceId(0, 0, self.layout.layers_per_group - 1, 0)
+        piece = piece or PieceId(0, self.layout.layers_per_group - 1, 0)
         if who not in self.book:
             assert self.book.open(who, reader="D")
         runs: list[GroupBlocks] = []
@@ -188,7 +188,6 @@ class DecodeSide:
         num_blocks: int = 10,
         reader: type[Reader] = Reader,
         max_quarantined_blocks: int = 1000,
-        num_ranks: int = 1,
         config: TransferConfig | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -201,7 +200,6 @@ class DecodeSide:
             layout=kv_layout,
             config=config or TransferConfig(),
             max_quarantined_blocks=max_quarantined_blocks,
-            num_ranks=num_ranks,
         )
         self.now = 100.0
         self.sources: dict[Incarnation, PrefillSide] = {}
