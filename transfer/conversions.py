@@ -23,7 +23,7 @@ from core.kv_unpack import Unpack
 from transfer.actions import PostRead
 from transfer.extents import Part
 from transfer.pairing import HeadShare, PairPlan, rank_of_source
-from transfer.read_queue import EndedRead, ReadPart
+from transfer.quanta import EndedRead, ReadPart
 from transfer.slot_runs import SourceBlock, source_blocks
 from transfer.split import merged
 from transfer.staging import ALIGNMENT, Staging, padded

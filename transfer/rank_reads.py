@@ -14,7 +14,8 @@ from transfer.conversions import Portion
 from transfer.extents import extents_of
 from transfer.pairing import PairPlan, rank_of_source
 from transfer.pump import Pump
-from transfer.read_queue import EndedRead, Quantum, QueueLimits, ReadPart, ReadQueue
+from transfer.quanta import EndedRead, Quantum, QueueLimits, ReadPart
+from transfer.read_queue import ReadQueue
 from transfer.reads import ReadEnd
 from transfer.staged_reads import Converter, StagedReads
 from transfer.stats import TransferStats

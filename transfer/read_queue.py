@@ -6,64 +6,17 @@ Pure: the shell asks for quanta, posts them, and says how each ended.
 import itertools
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
 
 from core.errors import InternalError
 from core.ids import Incarnation, OperationId, Owner
+from transfer.flows import DESCRIPTOR_COST_NBYTES, Flow, Unposted, cost_of
+from transfer.quanta import EndedRead, Quantum, QueueLimits, ReadPart
 from transfer.split import joined, split
 from transfer.transport import ExtentRows
 
-ReadPart: TypeAlias = tuple[Incarnation, ExtentRows]
-"""A peer, and what to read of it."""
-
-DESCRIPTOR_COST_NBYTES = 8192
-"""What a descriptor takes of a link beside its bytes, as bytes: 2 us at 4 GB/s."""
-
-
-@dataclass(frozen=True, slots=True)
-class QueueLimits:
-    """How much is in flight, and how finely requests take turns."""
-
-    quantum_nbytes: int
-    """Of one request's turn: no extent is longer, and no quantum has twice that."""
-    max_peer_nbytes: int
-    max_total_nbytes: int
-    """In flight, above which nothing is posted; but each peer always has one quantum, so that no
-    peer waits for one that does not answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Quantum:
-    """What is posted as one read of the transport."""
-
-    number: int
-    peer: Incarnation
-    operations: tuple[OperationId, ...]
-    """That it carries bytes of; all of one owner."""
-    extents: ExtentRows
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class EndedRead:
-    """An operation is terminal: nothing of it is in flight, and nothing will be posted."""
-
-    operation: OperationId
-    peer: Incarnation
-    queued_at: float
-    nbytes: int
-    """That have landed or may have."""
-    num_descriptors: int
-    failure: str | None
-    """None: every byte has landed, or the read was cancelled."""
-    is_cancelled: bool
-    """Some of it was never posted, and none of it failed."""
-    is_damaged: bool = False
-    """All of it has landed, and is not what the source has. A failure says so, too."""
+_FlowKey: TypeAlias = tuple[Owner, Incarnation]
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +24,7 @@ class _Operation:
     operation: OperationId
     peer: Incarnation
     queued_at: float
-    flows: tuple["_FlowKey", ...]
+    flows: tuple[_FlowKey, ...]
     """That had parts of it."""
     num_parts: int
     """Not wholly posted yet."""
@@ -93,62 +46,6 @@ class _Operation:
         )
 
 
-@dataclass(slots=True, eq=False)
-class _Part:
-    """What one operation reads of one peer, and how far it was posted."""
-
-    operation: OperationId
-    extents: ExtentRows
-    nbytes: int
-    """Of those that are not posted."""
-    at: int = 0
-    costs: NDArray[np.int64] | None = None
-    """[n + 1]: of all extents before the i-th; made where a part is posted piece by piece."""
-
-    @property
-    def is_posted(self) -> bool:
-        return self.at == len(self.extents)
-
-    def take(self, credit: int) -> tuple[ExtentRows, int]:
-        """Return the next extents that cost at most ``credit``, and their bytes."""
-        if _cost(self.nbytes, len(self.extents) - self.at) <= credit:
-            taken, nbytes = self.extents[self.at :], self.nbytes
-        else:
-            if self.costs is None:
-                self.costs = np.zeros(len(self.extents) + 1, dtype=np.int64)
-                np.cumsum(self.extents[:, 2] + DESCRIPTOR_COST_NBYTES, out=self.costs[1:])
-            limit = self.costs[self.at] + credit
-            stop = int(np.searchsorted(self.costs, limit, side="right")) - 1
-            taken = self.extents[self.at : stop]
-            nbytes = int(taken[:, 2].sum())
-        self.at += len(taken)
-        self.nbytes -= nbytes
-        return taken, nbytes
-
-
-@dataclass(slots=True, eq=False)
-class _Flow:
-    """One owner's parts from one peer, oldest first."""
-
-    peer: Incarnation
-    parts: deque[_Part] = field(default_factory=deque[_Part])
-    credit: int = 0
-
-    def drop(self, operation: OperationId) -> int:
-        """Forget the parts of ``operation``; return how many those were."""
-        kept = deque(part for part in self.parts if part.operation != operation)
-        num_dropped = len(self.parts) - len(kept)
-        self.parts = kept
-        return num_dropped
-
-
-def _cost(nbytes: int, num_descriptors: int) -> int:
-    return nbytes + num_descriptors * DESCRIPTOR_COST_NBYTES
-
-
-_FlowKey = tuple[Owner, Incarnation]
-
-
 class ReadQueue:
     """Deficit round robin by bytes over owners; a descriptor counts as some bytes.
 
@@ -166,7 +63,7 @@ class ReadQueue:
     def __init__(self, limits: QueueLimits) -> None:
         self._limits = limits
         self._operations: dict[OperationId, _Operation] = {}
-        self._flows: dict[_FlowKey, _Flow] = {}
+        self._flows: dict[_FlowKey, Flow] = {}
         self._rotation: deque[_FlowKey] = deque()
         self._quanta: dict[int, Quantum] = {}
         self._in_flight: Counter[Incarnation] = Counter()
@@ -282,9 +179,9 @@ class ReadQueue:
         rows = split(extents, self._limits.quantum_nbytes)
         flow = self._flows.get(key)
         if flow is None:
-            flow = self._flows[key] = _Flow(key[1])
+            flow = self._flows[key] = Flow(key[1])
             self._rotation.append(key)
-        flow.parts.append(_Part(operation, rows, int(rows[:, 2].sum())))
+        flow.parts.append(Unposted(operation, rows, int(rows[:, 2].sum())))
 
     def _has_room(self, peer: Incarnation) -> bool:
         of_peer = self._in_flight[peer]
@@ -293,7 +190,7 @@ class ReadQueue:
             and self._total_in_flight < self._limits.max_total_nbytes
         )
 
-    def _take(self, flow: _Flow) -> Quantum:
+    def _take(self, flow: Flow) -> Quantum:
         """Return what the credit of ``flow`` pays for; it always pays for one extent."""
         taken = list(self._spend(flow))
         extents = joined([rows for _, rows, _ in taken])
@@ -309,13 +206,13 @@ class ReadQueue:
         self._total_in_flight += quantum.nbytes
         return quantum
 
-    def _spend(self, flow: _Flow) -> Iterator[tuple[OperationId, ExtentRows, int]]:
+    def _spend(self, flow: Flow) -> Iterator[tuple[OperationId, ExtentRows, int]]:
         while flow.parts:
             part = flow.parts[0]
             rows, nbytes = part.take(flow.credit)
             if not len(rows):
                 return
-            flow.credit -= _cost(nbytes, len(rows))
+            flow.credit -= cost_of(nbytes, len(rows))
             entry = self._operations[part.operation]
             entry.num_in_flight += 1
             entry.nbytes += nbytes

@@ -13,7 +13,7 @@ from core.kv_unpack import Unpack
 from transfer.actions import PostRead
 from transfer.conversions import Conversions, Portion, least_staging_nbytes
 from transfer.pairing import PairPlan
-from transfer.read_queue import EndedRead
+from transfer.quanta import EndedRead
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from transfer.conversions import Conversions, Portion
 from transfer.extents import Part
 from transfer.pairing import PairPlan, rank_of_source
 from transfer.positions import BlockSizes
-from transfer.read_queue import EndedRead
+from transfer.quanta import EndedRead
 
 SOURCE = Incarnation("P")
 OWNER = (RequestId("r"), Attempt(1))

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from core.errors import InternalError
 from core.ids import Attempt, Incarnation, OperationId, Owner, RequestId
-from transfer.read_queue import EndedRead, Quantum, QueueLimits, ReadQueue
+from transfer.quanta import EndedRead, Quantum, QueueLimits
+from transfer.read_queue import ReadQueue
 from transfer.split import joined, split
 
 QUANTUM = 64 * 1024
