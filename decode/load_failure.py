@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter
 
-from decode.receiver import Loss
+from decode.delivery import Loss
 
 Policy: TypeAlias = Literal["recompute", "fail"]
 

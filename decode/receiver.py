@@ -5,20 +5,14 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
-from typing import Literal, Protocol
 
 from prometheus_client import CollectorRegistry
 
-from blockmgr.block_manager import BlockManager
-from blockmgr.receive_target import ReceiveTarget
 from core.errors import HandshakeError
-from core.ids import Incarnation, OperationId, Owner, WorkerId
+from core.ids import Incarnation, OperationId, Owner
 from core.messages import (
     AnyMessage,
     Compatibility,
-    FirstToken,
-    GroupBlocks,
     Peers,
     Prefill,
     PrefillFailed,
@@ -28,7 +22,8 @@ from core.messages import (
     Ticket,
     Welcome,
 )
-from decode.scheduler import DecodeScheduler
+from decode.delivery import Delivery, Loss, ReceiverOwner
+from decode.landing import Landing, Memory
 from decode.sequence import Sequence
 from decode.sources import Source, Sources
 from decode.tracing import DecodeTrace
@@ -40,12 +35,10 @@ from transfer.actions import (
     Fail,
     OperationTerminal,
     PostRead,
-    ReceiveStats,
     Send,
     TearDown,
     WarmUp,
 )
-from transfer.integrity import DigestsOf
 from transfer.metrics import TransferMetrics
 from transfer.reader import Reader
 from transfer.reads import ReadEnd, Reads
@@ -55,53 +48,6 @@ from transfer.stats import ReadObservation
 log = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """A request's KV is here and may be trusted."""
-
-    owner: Owner
-    first_token: FirstToken
-    stats: ReceiveStats
-    transport: str
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """A request ends without a result."""
-
-    owner: Owner
-    reason: str
-    kind: Literal["request", "capacity", "transfer", "internal"]
-    peer: WorkerId | None = None
-    field: str | None = None
-
-
-class ReceiverOwner(Protocol):
-    """What the receiver tells the worker."""
-
-    def delivered(self, delivery: Delivery) -> None:
-        """A request can decode."""
-        ...
-
-    def lost(self, loss: Loss) -> None:
-        """A request's KV will not come. Its blocks are still its own."""
-        ...
-
-    def memory_changed(self) -> None:
-        """Blocks may have become free."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Where received KV goes: the scheduler decides when, the block manager where."""
-
-    blocks: BlockManager
-    scheduler: DecodeScheduler
-    digests_of: DigestsOf
-    """Of what is in the pool now."""
 
 
 class Receiver:
@@ -138,9 +84,7 @@ class Receiver:
         self._reader = reader
         self._compatibility = compatibility
         self._shapes: dict[Incarnation, TransferShape] = {}
-        self._blocks = memory.blocks
-        self._scheduler = memory.scheduler
-        self._digests_of = memory.digests_of
+        self._landing = Landing(memory, trace)
         self._owner = owner
         self._trace = trace
         self._clock = asyncio.get_running_loop().time
@@ -295,7 +239,7 @@ class Receiver:
                 case PostRead() | WarmUp() | CancelRead() as action:
                     self._carry_to_reads(action)
                 case OperationTerminal(operation):
-                    self._blocks.end_operation(operation)
+                    self._landing.end(operation)
                     self._owner.memory_changed()
                     self.retry_allocations()
                 case Deliver() as delivery:
@@ -331,33 +275,19 @@ class Receiver:
 
     def _allocate(self, owner: Owner, ticket: Ticket) -> list[Action]:
         """Answer with memory, or with nothing: then ``retry_allocations`` asks again."""
-        targets = [
-            ReceiveTarget(run.group, run.first_index, run.count)
-            for run in self._reader.positions(owner, ticket.piece)
-        ]
         operation = next(self._operation_ids)
-        placed = self._scheduler.receive(owner, targets, operation)
-        if placed is None:
+        positions = self._reader.positions(owner, ticket.piece)
+        blocks = self._landing.place(owner, ticket, positions, operation)
+        if blocks is None:
             return []
-        self._trace.allocated(owner, ticket, operation)
-        local = [
-            GroupBlocks(
-                group=target.group,
-                first_index=target.first_index,
-                block_ids=tuple(block_id for block_id, _ in blocks),
-                generations=tuple(generation for _, generation in blocks),
-            )
-            for target, blocks in zip(targets, placed, strict=True)
-        ]
-        return self._reader.allocated(owner, ticket.piece, local, operation, self._clock())
+        return self._reader.allocated(owner, ticket.piece, blocks, operation, self._clock())
 
     def _retry(self) -> None:
         self._retry_is_due = False
         is_full = False
         for owner, ticket in self._reader.unallocated():
-            sequence = self._scheduler.get(owner)
-            if sequence is None or (is_full and sequence.promised_blocks is None):
-                continue  # no newcomer passes an older request that waits for memory
+            if not self._landing.may_place(owner, is_full=is_full):
+                continue
             actions = self._allocate(owner, ticket)
             is_full = is_full or not actions
             self._carry_out(actions)
@@ -398,8 +328,7 @@ class Receiver:
 
     def _land(self, operation: OperationId, now: float) -> None:
         """Compare what has landed with what was sent, where the source tells."""
-        digests = self._reader.expected_digests(operation)
-        if digests is None or digests.match(self._digests_of):
+        if self._landing.is_intact(self._reader.expected_digests(operation)):
             self._carry_out(self._reader.landed(operation, now))
         else:
             self._damaged(operation, now)
@@ -416,13 +345,11 @@ class Receiver:
             source.channel.close()  # its task reports the loss
 
     def _deliver(self, delivery: Deliver) -> None:
-        """Trust the bytes only if each block still is in the life that the read was posted for."""
-        for named in delivery.blocks:
-            now = tuple(map(self._blocks.generation, named.block_ids))
-            if now != named.generations:
-                reason = f"blocks {named.block_ids} changed hands: {named.generations} to {now}"
-                self._owner.lost(Loss(delivery.owner, reason, "internal"))
-                return
+        """Hand a request over, unless its blocks changed hands."""
+        fault = self._landing.fault_of(delivery)
+        if fault is not None:
+            self._owner.lost(Loss(delivery.owner, fault, "internal"))
+            return
         self._trace.delivered(delivery)
         self._owner.delivered(
             Delivery(delivery.owner, delivery.first_token, delivery.stats, self._reads.transport)

@@ -7,7 +7,9 @@ from core.ids import BlockId, Incarnation
 from core.messages import Hello
 from core.worker_context import WorkerContext
 from core.worker_metrics import WorkerMetrics
-from decode.receiver import Memory, Receiver, ReceiverOwner
+from decode.delivery import ReceiverOwner
+from decode.landing import Memory
+from decode.receiver import Receiver
 from decode.scheduler import DecodeScheduler
 from decode.sources import Sources
 from decode.tracing import DecodeTrace

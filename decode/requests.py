@@ -11,8 +11,8 @@ from core.errors import OverloadedError, RequestError
 from core.ids import Owner
 from core.messages import AnyMessage, Failed, Generate, PrefillPeer
 from core.worker_metrics import WorkerMetrics
+from decode.delivery import Delivery, Loss
 from decode.load_failure import LoadFailures
-from decode.receiver import Delivery, Loss
 from decode.scheduler import DecodeScheduler
 from decode.sequence import Progress, Sequence
 from decode.serving import Outbox, Served

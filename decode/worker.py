@@ -22,7 +22,7 @@ from core.tasks import run_until
 from core.trace import Recorder
 from core.worker_context import WorkerContext
 from core.worker_report import ReportedCache, ReportedLoad, WorkerReport
-from decode.receiver import Delivery, Loss
+from decode.delivery import Delivery, Loss
 from decode.receiver_opening import open_receiver
 from decode.requests import Requests
 from decode.scheduler import DecodeScheduler

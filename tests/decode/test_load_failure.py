@@ -15,8 +15,8 @@ from blockmgr.states import BlockState
 from core.errors import RequestError
 from core.ids import Attempt, OperationId, RequestId, WorkerId
 from core.sampling import SamplingParams
+from decode.delivery import Loss
 from decode.load_failure import LoadFailures, Policy
-from decode.receiver import Loss
 from decode.sequence import Sequence
 from decode.state import State
 from engine.batch import SequenceInput, StepBatch

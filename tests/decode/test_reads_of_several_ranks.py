@@ -30,7 +30,9 @@ from core.messages import (
 )
 from core.sampling import SamplingParams
 from core.trace import Recorder
-from decode.receiver import Delivery, Loss, Memory, Receiver
+from decode.delivery import Delivery, Loss
+from decode.landing import Memory
+from decode.receiver import Receiver
 from decode.scheduler import DecodeScheduler
 from decode.sequence import Sequence
 from decode.sources import Sources

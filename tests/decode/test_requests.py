@@ -10,7 +10,7 @@ from core.messages import AnyMessage, Failed, Generate, OutputBatch, PrefillPeer
 from core.sampling import SamplingParams
 from core.trace import Recorder
 from core.worker_metrics import WorkerMetrics
-from decode.receiver import Loss
+from decode.delivery import Loss
 from decode.requests import Requests
 from decode.tracing import DecodeTrace
 from tests.decode.bench import Bench
