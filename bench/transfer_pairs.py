@@ -14,7 +14,7 @@ from bench.transfer_direct import Direct, DirectGet, DirectNixl
 from bench.transfer_memory import POOL_NBYTES, Bytes, Case
 from bench.transfer_ours import Ours
 from bench.transfer_source import Source
-from core.errors import SluiceError
+from core.errors import ConfigError, SluiceError
 
 FAILURES: Final = (SluiceError, RuntimeError, OSError)
 """Of a side: it is missing then, and the others go on."""
@@ -144,9 +144,7 @@ def open_pair(
     with Source(transport, options, memory) as source:
         direct: Direct | None = None
         try:
-            direct = (DirectGet if transport == "ucx" else DirectNixl)(
-                pool, source.endpoint, options
-            )
+            direct = _open_direct(transport, pool, source, options)
         except SluiceError as error:
             missing.append(f"{transport} direct: {error}")
         try:
@@ -154,3 +152,12 @@ def open_pair(
         finally:
             if direct is not None:
                 direct.close()
+
+
+def _open_direct(transport: str, pool: Bytes, source: Source, options: Mapping[str, str]) -> Direct:
+    if transport != "ucx":
+        return DirectNixl(pool, source.endpoint, options)
+    if options.get("TLS") == "tcp":
+        # UCX emulates it by messages that only a context with one-sided operations answers.
+        raise ConfigError("over TCP, sources of ours answer no ucp_get; nixl's do")
+    return DirectGet(pool, source.endpoint, options)
