@@ -14,9 +14,10 @@ from core.messages import GroupBlocks, PieceId, PrefillFailed, Renewed, Ticket
 from transfer.actions import Action, Allocate, OperationTerminal, PostRead
 from transfer.endpoints import Endpoints
 from transfer.extents import describe_places
-from transfer.integrity import Digests, expected_digests
+from transfer.integrity import Digests
 from transfer.operations import Operation
 from transfer.positions import Positions
+from transfer.read_results import ReadResults
 from transfer.reader_states import Event, PieceState, State
 from transfer.receiving import Failure, Receiving, TransferShape, covers
 from transfer.receptions import Receptions
@@ -52,13 +53,13 @@ class Reader:
             max_quarantined_blocks: Above this, the peer of the oldest quarantined read is torn
                 down.
         """
-        self._layout = layout
         self._shape = TransferShape.of_equals(layout)
         self.stats = TransferStats()
         self._endpoints = Endpoints(
             config, max_quarantined_blocks=max_quarantined_blocks, stats=self.stats
         )
         self._requests = Receptions(config, self._endpoints, self.stats)
+        self._results = ReadResults(layout, self._endpoints, self._requests, self.stats)
 
     # Reading
 
@@ -286,23 +287,13 @@ class Reader:
         """The first part of a read was posted: from now on its source is held to its timeout."""
         self._endpoints.begun(operation, now)
 
-    def landed(self, operation: OperationId, now: float) -> list[Action]:
-        """Every byte of the read is in the pool."""
-        ended = self._end_read(operation)
-        if ended is None:
-            return []
-        pending, actions = ended
-        filled = self._requests.filled_by(pending)
-        if filled is None:
-            return actions
-        entry, piece = filled
-        piece.land(now)
-        entry.kv_nbytes += pending.nbytes
-        return [*actions, *self._requests.settle(entry, now)]
-
     def warm_up(self, operation: OperationId, source: Incarnation) -> list[Action]:
         """``source`` was paired: read something, so that its first request finds the way ready."""
         return self._endpoints.warm_up(operation, source)
+
+    def landed(self, operation: OperationId, now: float) -> list[Action]:
+        """Every byte of the read is in the pool."""
+        return self._results.landed(operation, now)
 
     def expected_digests(self, operation: OperationId) -> Digests | None:
         """Return what the blocks that a pending read fills must hold once it has landed.
@@ -310,26 +301,14 @@ class Reader:
         None where the source computed no digests, nobody waits for the read any more, or it was
         converted: then it was compared as it was staged, and a ``damaged`` tells.
         """
-        pending = self._endpoints.get(operation)
-        filled = None if pending is None else self._requests.filled_by(pending)
-        if filled is None:
-            return None
-        entry, piece = filled
-        if entry.shape.is_converted:
-            return None
-        return expected_digests(piece.ticket, piece.targets, self._layout)
+        return self._results.expected_digests(operation)
 
     def damaged(self, operation: OperationId, now: float) -> list[Action]:
         """Every byte of the read is in the pool, but they are not what the source has.
 
         Says nothing about the source's other reads. The request fails, as a whole.
         """
-        ended = self._end_read(operation)
-        if ended is None:
-            return []
-        self.stats.checksum_failures += 1
-        failure = Failure("integrity", "a read has brought other bytes than were sent")
-        return self._fail_filled(*ended, failure, now)
+        return self._results.damaged(operation, now)
 
     def read_cancelled(self, operation: OperationId) -> list[Action]:
         """The read is terminal, and was not posted wholly, as ``CancelRead`` has asked.
@@ -337,14 +316,7 @@ class Reader:
         Raises:
             InternalError: somebody waits for it.
         """
-        ended = self._end_read(operation)
-        if ended is None:
-            return []
-        pending, actions = ended
-        if self._requests.filled_by(pending) is not None:
-            raise InternalError(f"operation {operation} was cancelled, but {pending.owner} waits")
-        self.stats.reads_cancelled += 1
-        return actions
+        return self._results.cancelled(operation)
 
     def read_failed(self, operation: OperationId, reason: str, now: float) -> list[Action]:
         """The read is terminal without all its bytes; none will be written any more.
@@ -352,32 +324,7 @@ class Reader:
         The transport has lost its peer: where no tear-down was asked for, one is now, so that the
         worker pairs with the source anew.
         """
-        ended = self._end_read(operation, failure=reason)
-        if ended is None:
-            return []
-        self.stats.reads_failed += 1
-        return self._fail_filled(*ended, Failure("read", f"read failed: {reason}"), now)
-
-    def _end_read(
-        self, operation: OperationId, *, failure: str | None = None
-    ) -> tuple[Operation, list[Action]] | None:
-        """Forget a read that is terminal; None: it ended before or never was, and is counted."""
-        pending, actions = self._endpoints.end(operation, failure=failure)
-        if pending is None:
-            self.stats.stale["outcome"] += 1
-            return None
-        return pending, actions
-
-    def _fail_filled(
-        self, pending: Operation, actions: list[Action], failure: Failure, now: float
-    ) -> list[Action]:
-        """Fail the request that waits for a read, if one does, behind ``actions``."""
-        filled = self._requests.filled_by(pending)
-        if filled is None:
-            return actions
-        entry, piece = filled
-        piece.roll_back()  # its read is over: only the request still has to end
-        return [*actions, *self._requests.fail(entry, failure, now)]
+        return self._results.failed(operation, reason, now)
 
     # Time
 
