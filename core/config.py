@@ -1,6 +1,6 @@
 """The one configuration file, validated once and frozen: the same locally, in Ray, in Helm."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self, cast, get_args
 
@@ -10,6 +10,7 @@ from core.config_faults import Fault, list_faults
 from core.config_fields import ConfigSection, NonNegativeInt, Port, PositiveInt, Seconds
 from core.config_file import read_config_file
 from core.config_layers import ConfigLayer, Origin
+from core.config_roles import RoleSections, find_mismatches
 from core.errors import ConfigError
 from core.messages.base import Role
 from core.worker_config import (
@@ -164,7 +165,7 @@ class SluiceConfig(ConfigSection):
 
     @classmethod
     def find_faults(cls, content: Mapping[str, object]) -> list[Fault]:
-        """Return all that is wrong with ``content``, alone and with each role's overrides."""
+        """Return all that is wrong with ``content``: alone, by role, and from role to role."""
         faults = _faults(cls, content)
         known = {fault.text for fault in faults}
         for role in get_args(Role):
@@ -178,7 +179,7 @@ class SluiceConfig(ConfigSection):
                 for fault in _faults(cls, {**content, **sections})
                 if fault.text not in known
             ]
-        return faults
+        return faults or list(_mismatches(cls.model_validate(content)))
 
     def for_role(self, role: Role) -> Self:
         """Return what workers of ``role`` go by."""
@@ -197,6 +198,16 @@ def _faults(kind: type[ConfigSection], content: Mapping[str, object]) -> list[Fa
     except ValidationError as error:
         return list_faults(error, kind)
     return []
+
+
+def _mismatches(config: SluiceConfig) -> Iterator[Fault]:
+    """Yield what keeps the two roles apart, where there are both."""
+    if config.deploy.prefill:
+        prefill, decode = (
+            RoleSections(own.model, own.cache, own.transfer)
+            for own in (config.for_role("prefill"), config.for_role("decode"))
+        )
+        yield from find_mismatches(prefill, decode, config.kv_groups)
 
 
 def _overrides(content: Mapping[str, object], role: Role) -> dict[str, dict[str, object]]:

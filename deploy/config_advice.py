@@ -81,25 +81,11 @@ def _shapes(config: SluiceConfig) -> Iterator[Advice]:
         return
     prefill, decode = config.for_role("prefill"), config.for_role("decode")
     sizes = (prefill.cache.block_size, decode.cache.block_size)
-    places = tuple((role, "cache", "block_size") for role in ("prefill", "decode"))
-    told = f"cache.block_size: {sizes[0]} on prefill and {sizes[1]} on decode"
-    if max(sizes) % min(sizes):
-        text = f"{told}: neither is a multiple of the other, so no KV can cross; give multiples"
-        yield Advice(places, text)
-    elif sizes[0] != sizes[1]:
-        text = f"{told}: KV is converted on arrival, which costs decode time; give equal ones"
-        yield Advice(places, f"{text} unless one side needs its own")
-    if prefill.cache.kv_dtype != "auto" and decode.cache.kv_dtype == "auto":
+    if sizes[0] != sizes[1]:
         yield Advice(
-            (("prefill", "cache", "kv_dtype"), ("decode", "cache", "kv_dtype")),
-            f"cache.kv_dtype: {prefill.cache.kv_dtype} on prefill alone is refused when the two "
-            "meet, so no KV can cross; give it on decode, or on both",
-        )
-    if prefill.model.dtype != decode.model.dtype:
-        yield Advice(
-            (("prefill", "model", "dtype"), ("decode", "model", "dtype")),
-            f"model.dtype: {prefill.model.dtype} on prefill and {decode.model.dtype} on decode are "
-            "refused when the two meet, so no KV can cross; give one",
+            tuple((role, "cache", "block_size") for role in ("prefill", "decode")),
+            f"cache.block_size: {sizes[0]} on prefill and {sizes[1]} on decode: KV is converted on "
+            "arrival, which costs decode time; give equal ones unless one side needs its own",
         )
 
 

@@ -113,9 +113,8 @@ def _excerpt(origin: Origin, lines: Sequence[str]) -> Iterator[str]:
 
 
 def _expected(places: Sequence[Place]) -> Iterator[str]:
-    """Yield what each field takes."""
-    for place in places:
-        field = field_at(place)
+    """Yield what each field takes, a field of both roles once."""
+    for field in dict.fromkeys(map(field_at, places)):
         if field is not None:
             unit = f" ({field.unit})" if field.unit else ""
             default = f"; default {field.default}" if field.default else ""

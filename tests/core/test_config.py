@@ -231,3 +231,51 @@ def test_a_role_has_what_it_overrides_and_all_else_from_above() -> None:
 def test_a_fault_in_an_override_names_the_role(content: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
         SluiceConfig.parse(content, source="f")
+
+
+HEAD_WINDOW = {"head_window": {"window": 8, "ratio": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (
+            {"prefill": {"transfer": {"transport": "nixl"}}},
+            "transfer.transport: prefill 'nixl', decode 'auto'",
+        ),
+        (
+            {"cache": {"block_size": 24}, "decode": {"cache": {"block_size": 16}}},
+            "cache.block_size: prefill 24, decode 16: no KV can cross; let one be a multiple",
+        ),
+        (
+            {"kv_groups": HEAD_WINDOW, "decode": {"cache": {"block_size": 32}}},
+            "cache.block_size: prefill 16, decode 32: no KV can cross; with kv_groups.head_window",
+        ),
+        (
+            {"prefill": {"cache": {"kv_dtype": "float8_e4m3"}}},
+            "cache.kv_dtype: prefill 'float8_e4m3', decode 'auto'",
+        ),
+        (
+            {"decode": {"model": {"dtype": "float32"}}},
+            "model.dtype: prefill 'bfloat16', decode 'float32'",
+        ),
+    ],
+)
+def test_roles_between_which_no_kv_can_cross_are_refused(
+    content: dict[str, object], told: str
+) -> None:
+    assert told in refusal(content)
+    alone = {**content, "deploy": {"prefill": 0}}
+    assert SluiceConfig.find_faults(alone) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"transfer": {"transport": "nixl"}},
+        {"decode": {"cache": {"block_size": 64, "kv_dtype": "float8_e4m3"}}},
+        {"kv_groups": HEAD_WINDOW, "prefill": {"cache": {"block_size": 32}}},
+    ],
+)
+def test_roles_that_differ_and_can_meet_are_taken(content: dict[str, object]) -> None:
+    assert SluiceConfig.find_faults(content) == []
