@@ -12,7 +12,7 @@ from tests.chaos.fleet import VICTIM_TOKENS, Fleet, Victim, salt
 from tests.integration.models import VOCAB_SIZE
 from tests.integration.requests import prompt_of
 
-MAX_OTHERS = 6
+MAX_OTHERS, MAX_TRIES = 6, 8
 Act = Callable[[Fleet, Victim], None]
 
 
@@ -94,17 +94,26 @@ FAULTS = [
 @contextmanager
 def ticketed(fleet: Fleet, prompt: list[int]) -> Iterator[Victim]:
     """All tickets are here, and decode has no memory: others decode there, and hold it."""
-    with ExitStack() as others:
-        client = others.enter_context(httpx.Client(timeout=60))
-        for _ in range(MAX_OTHERS):
-            if all(has_no_room(fleet, worker) for worker in ("decode-0", "decode-1")):
-                break
-            request = client.stream("POST", f"{fleet.stack.url}/v1/completions", json=other_body())
-            others.callback(keep_reading(others.enter_context(request)).close)
-        victim = Victim(fleet, prompt)
-        victim.wait(lambda v: v.has_all_tickets() and not v.count("read_posted"))
-        yield victim
-    # The others leave when the fault has struck
+    for _ in range(MAX_TRIES):
+        with ExitStack() as others:
+            fill_decode(fleet, others)
+            victim = Victim(fleet, prompt)
+            victim.wait(lambda v: v.has_all_tickets() or v.count("read_posted") > 0)
+            if victim.count("read_posted") == 0:
+                yield victim
+                return  # the others leave when the fault has struck
+        victim.answer.result()  # one of them had ended too early
+    raise AssertionError("decode always has room")
+
+
+def fill_decode(fleet: Fleet, others: ExitStack) -> None:
+    """Leave no room for the victim on any decode worker as long as ``others`` is open."""
+    client = others.enter_context(httpx.Client(timeout=60))
+    for _ in range(MAX_OTHERS):
+        if all(has_no_room(fleet, worker) for worker in ("decode-0", "decode-1")):
+            break
+        request = client.stream("POST", f"{fleet.stack.url}/v1/completions", json=other_body())
+        others.callback(keep_reading(others.enter_context(request)).close)
 
 
 def other_body() -> dict[str, Any]:
