@@ -9,9 +9,12 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
 log = logging.getLogger(__name__)
 
-Reason: TypeAlias = Literal["key", "handshake", "version", "refused", "protocol", "message", "load"]
+Reason: TypeAlias = Literal[
+    "key", "handshake", "version", "refused", "stale_client", "protocol", "message", "load"
+]
 """A key that is not admitted; a connection that is none of ours or gave up; another version; what
-the owner does not pair with; what is out of order; what is unreadable; more than is taken."""
+the owner does not pair with; what comes of a client that was given up and has not noticed; what is
+out of order; what is unreadable; more than is taken."""
 
 LOG_INTERVAL_S = 10.0
 

@@ -25,6 +25,10 @@ log = logging.getLogger(__name__)
 KEY_NCHARS = 40
 RELOAD_INTERVAL_S = 1.0
 FIELD = "security.keys_dir"
+WHOLE_SET = (
+    "copy it from another machine of the deployment, or let 'sluice keys DIR' make a whole new set "
+    "in an empty folder and replace all files, everywhere"
+)
 
 
 class PublicKeyFolder:
@@ -38,7 +42,7 @@ class PublicKeyFolder:
         """Read the folder.
 
         Raises:
-            ConfigError: a party has no public key, or a file is not a key.
+            ConfigError: a party has no public key, a file is not a key, or others may write there.
         """
         self._folder = folder
         self._clock = clock
@@ -73,8 +77,8 @@ def load_keys(folder: Path, party: Party) -> ChannelKeys:
     """Return the keys of a process of ``party``.
 
     Raises:
-        ConfigError: a file is missing, is no key, may be read by everybody, or does not belong to
-            the others. Names the file and the fix, and never a secret.
+        ConfigError: a file is missing, is no key, may be read by everybody or written by others, or
+            does not belong to the others. Names the file and the fix, and never a secret.
     """
     public = PublicKeyFolder(folder)
     path = folder / f"{party}.key"
@@ -123,9 +127,9 @@ def _read_public(folder: Path, party: Party) -> tuple[PublicKey, ...]:
     others = sorted(folder.glob(f"{party}-*.pub"))
     paths = [path for path in (first, *others) if path.is_file()]
     if not paths:
-        raise ConfigError(
-            f"{FIELD}: {first} is missing; 'sluice keys DIR' makes a whole folder of keys"
-        )
+        raise ConfigError(f"{FIELD}: {first} is missing; {WHOLE_SET}")
+    for path in (folder, *paths):
+        _check_unwritable(path)
     # Newest first: a client tries them in this order.
     return tuple(dict.fromkeys(_read_key(path) for path in reversed(paths)))
 
@@ -134,15 +138,30 @@ def _read_secret(path: Path) -> KeyPair:
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        raise ConfigError(
-            f"{FIELD}: {path}: {error.strerror}; 'sluice keys DIR' makes a whole folder of keys"
-        ) from error
+        raise ConfigError(f"{FIELD}: {path}: {error.strerror}; {WHOLE_SET}") from error
     if mode & 0o007:
         raise ConfigError(
             f"{FIELD}: everybody on this machine can use {path} (mode {mode & 0o777:04o}); "
             "chmod 600 it, or set defaultMode: 0440 on the Kubernetes volume"
         )
     return KeyPair.of_secret(_read_key(path))
+
+
+def _check_unwritable(path: Path) -> None:
+    """Refuse what others may write: whoever adds a public key admits himself.
+
+    A read-only mount is taken as it is: Kubernetes mounts secrets with the mode 1777.
+    """
+    try:
+        mode = path.stat().st_mode
+        is_read_only = bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    except OSError as error:
+        raise ConfigError(f"{FIELD}: {path}: {error.strerror}") from error
+    if mode & 0o022 and not is_read_only:
+        raise ConfigError(
+            f"{FIELD}: others than its owner can write {path} (mode {mode & 0o777:04o}), and so "
+            f"admit whom they like; chmod go-w {path}, after looking at what is in it"
+        )
 
 
 def _read_key(path: Path) -> bytes:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -87,6 +88,8 @@ class ServerChannel:
         self._silence_s = silence_s
         self._clock = asyncio.get_running_loop().time
         self._clients: dict[ClientId, _Client] = {}
+        self._given_up: OrderedDict[ClientId, None] = OrderedDict()
+        """Were silent for too long: what they still send is no fault of theirs."""
         self._next_look = 0.0
         self._lost: list[ClientId] = []
         self._incoming: asyncio.Future[list[zmq.Frame]] | None = None
@@ -192,7 +195,10 @@ class ServerChannel:
             self._answer_hello(client, message, key=_user_of(frames[1]))
             return None
         if known is None:
-            self._reject("protocol", f"{type(message).__name__} before Hello")
+            is_stale = client in self._given_up
+            detail = "of a client that was silent" if is_stale else "before Hello"
+            reason = "stale_client" if is_stale else "protocol"
+            self._reject(reason, f"{type(message).__name__} {detail}")
             self.send(client, Refused(reason="a channel starts with Hello; connect again"))
             return None
         known.last_seen = self._clock()
@@ -213,6 +219,7 @@ class ServerChannel:
             self._reject("key", "a key that is not admitted")
             self.send(client, Refused(reason="its key is not admitted any more"))
             return
+        self._given_up.pop(client, None)
         answer = self._answer_to(client, hello)
         if isinstance(answer, Welcome):
             self._clients[client] = _Client(hello.incarnation, key, party, self._clock())
@@ -242,6 +249,9 @@ class ServerChannel:
         for client, known in list(self._clients.items()):
             if known.last_seen < now - self._silence_s:
                 self._lose(client)
+                self._given_up[client] = None
+                if len(self._given_up) > MAX_CLIENTS:
+                    self._given_up.popitem(last=False)
             elif self._keys.admits(known.key) != known.party:
                 self._reject("key", f"the key of a {known.party} was withdrawn")
                 self._lose(client, Refused(reason="its key is not admitted any more"))
@@ -262,7 +272,7 @@ class ServerChannel:
             self._lose(client)
 
     def _reject(self, reason: Reason, detail: object) -> None:
-        self.num_dropped += reason in {"message", "protocol"}
+        self.num_dropped += reason in {"message", "protocol", "stale_client"}
         self.rejects.count(reason, detail, now=self._clock())
 
     async def _watch_handshakes(self) -> None:

@@ -187,6 +187,21 @@ async def test_second_hello_changes_nothing_and_another_process_on_it_is_lost() 
         await door.until(lambda: door.server.rejects.counts["protocol"] == 3)
 
 
+async def test_client_that_slept_is_told_apart_from_one_that_never_said_hello() -> None:
+    async with open_door(DECODE, silence_s=0.4) as door, unruly(door) as socket:
+        await socket.send(encode(ABORT))
+        await door.until(lambda: door.server.rejects.counts["protocol"] == 1)
+        await socket.send(encode(Hello(name="u", incarnation=Incarnation("u"))))
+        await door.until(lambda: [event for _, event in door.events] == [ClientLost()])
+        await socket.send(encode(ABORT))
+        await door.until(lambda: door.server.rejects.counts["stale_client"] == 1)
+        assert door.server.rejects.counts["protocol"] == 1
+        # And is taken again when it says Hello
+        await socket.send(encode(Hello(name="u", incarnation=Incarnation("u"))))
+        await socket.send(encode(ABORT))
+        await door.until(lambda: door.events[1:] and door.events[1][1] == ABORT)
+
+
 async def test_peer_that_does_not_read_is_lost_and_holds_a_bounded_queue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

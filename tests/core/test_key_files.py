@@ -5,6 +5,7 @@ replaced; and an error that quotes a secret has given it away.
 """
 
 import logging
+import os
 import re
 from pathlib import Path
 
@@ -75,13 +76,53 @@ def test_secret_that_everybody_can_use_is_refused_with_the_fix(folder: Path, mod
 
 
 @pytest.mark.parametrize(
+    ("name", "mode"), [("", 0o770), ("", 0o703), ("", 0o1777), ("router.pub", 0o664)]
+)
+def test_what_others_could_add_or_change_keys_in_is_refused_with_the_fix(
+    folder: Path, name: str, mode: int
+) -> None:
+    (folder / name).chmod(mode)
+    with pytest.raises(ConfigError, match=rf"security\.keys_dir: .*chmod go-w {folder / name}"):
+        load_keys(folder, "decode")
+    (folder / name).chmod(mode & ~0o022)
+    load_keys(folder, "decode")
+
+
+def test_a_mount_that_nobody_can_write_is_taken_with_any_mode(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.chmod(0o1777)
+    statvfs = os.statvfs(folder)
+
+    class ReadOnly:
+        f_flag = statvfs.f_flag | os.ST_RDONLY
+
+    monkeypatch.setattr(os, "statvfs", lambda _path: ReadOnly())
+    load_keys(folder, "decode")
+
+
+def test_a_folder_that_becomes_writable_admits_nobody_new(folder: Path) -> None:
+    clock = Clock()
+    public = PublicKeyFolder(folder, clock=clock)
+    before = public.of("decode")
+    folder.chmod(0o777)
+    (folder / "decode-evil.pub").write_bytes(KeyPair.generate().public)
+    clock.now += RELOAD_INTERVAL_S
+    assert public.of("decode") == before
+
+
+@pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("decode.key", None, r"decode\.key: No such file.*sluice keys DIR"),
+        ("decode.key", None, r"decode\.key: No such file.*copy it from another.*sluice keys DIR"),
         ("decode.key", b"", r"decode\.key is not a key: it must hold 40 characters"),
         ("decode.key", b"\xff" * 40, r"decode\.key is not a key"),
         ("decode.key", b"#" * 40, r"decode\.key is not a key"),
-        ("prefill.pub", None, r"prefill\.pub is missing.*sluice keys DIR"),
+        (
+            "prefill.pub",
+            None,
+            r"prefill\.pub is missing.*copy it from another machine.*sluice keys DIR",
+        ),
         ("prefill.pub", b"x" * 41, r"prefill\.pub is not a key"),
     ],
 )
