@@ -40,13 +40,14 @@ class PrefixEviction:
         pool: BlockPool,
         windows: Sequence[WindowReach],
         *,
-        is_all_windows: bool,
+        num_groups: int,
     ) -> None:
         self._nodes = nodes
         self._pool = pool
-        self._has_windows = bool(windows)
+        self._is_one_row = num_groups == 1 and not windows
+        """Whether a column is always one block: then a batch needs no look at the columns."""
         self._windows = WindowEviction(nodes, pool, windows)
-        self.is_all_windows = is_all_windows
+        self.is_all_windows = len(windows) == num_groups
         """Whether no group keeps a column alive by itself."""
         self._leaves = LeafOrder()
         self._num_going = NodeArray(1024, 0)
@@ -126,7 +127,7 @@ class PrefixEviction:
 
         None, without a trace: it is not that simple, ``evict`` must look.
         """
-        first = None if self._has_windows else self._leaves.first()
+        first = self._leaves.first() if self._is_one_row else None
         if first is None:
             return None
         leaf = self._nodes[first]
@@ -159,7 +160,7 @@ class PrefixEviction:
                 self._trim(node)
         elif leaf is None:
             return False
-        elif leaf.num_columns > 1 or self._has_windows or count == 1:
+        elif leaf.num_columns > 1 or not self._is_one_row or count == 1:
             self._take_leaf(leaf, count, taken)
         else:
             self._take_small_leaves(count, taken)
@@ -170,7 +171,7 @@ class PrefixEviction:
     def _take_leaf(self, leaf: PrefixNode, count: int, taken: "array[int]") -> None:
         """Take whole columns from the end of ``leaf``, as far as all of a column is CACHED."""
         unused = self._count_unused(leaf, count)
-        if not self._has_windows:
+        if self._is_one_row:
             num_columns = min(unused, count)
             taken.extend(leaf.rows[0][: -num_columns - 1 : -1])
         else:
@@ -239,7 +240,7 @@ class PrefixEviction:
         """
         if leaf.num_columns == 1:
             return 1
-        if count < _FEW and not self._has_windows:
+        if count < _FEW and self._is_one_row:
             is_cached = self._pool.is_one_cached
             row = leaf.rows[0]
             most = min(count + 1, len(row))

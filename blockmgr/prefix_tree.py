@@ -48,12 +48,7 @@ class PrefixTree:
             if group.window is not None
         ]
         self._nodes = PrefixNodes(pool.num_blocks, len(groups))
-        self.eviction = PrefixEviction(
-            self._nodes,
-            pool,
-            self._windows,
-            is_all_windows=len(self._windows) == len(groups),
-        )
+        self.eviction = PrefixEviction(self._nodes, pool, self._windows, num_groups=len(groups))
         pool.cached_listener = self.eviction
         self._version = 0
         """Grows whenever a walk may end elsewhere than before."""
@@ -97,7 +92,8 @@ class PrefixTree:
             return None
         if not self._windows:
             whole = range(num_blocks)
-            return PrefixHit(path[-1], [[(whole, _ids_along(path, 0, whole))]])
+            groups = range(len(self._groups))
+            return PrefixHit(path[-1], [[(whole, _ids_along(path, at, whole))] for at in groups])
         num_tokens = num_blocks * self._block_size
         found = [
             [
