@@ -133,9 +133,9 @@ class OneSidedReads:
             if gets.todo:
                 break
             landed.append(read)
+        self._fill()  # If that fails, what has landed is pending still, and fails with the peer.
         for read in landed:
             del self._reads[read]
-        self._fill()
         return landed
 
     def pending(self) -> list[ReadId]:
@@ -243,11 +243,11 @@ class MessageReads:
         )
         request = encode_request(
             ReadRequest(
-                token=self._token,
                 tag=tag,
                 reader=self._address,
                 extents=pairs(descriptors.remote - self._base, descriptors.nbytes).tobytes(),
-            )
+            ),
+            self._token,
         )
         message = _Message(
             ucp.require_request(pointer, "receive"), descriptors.total_nbytes, buffers, request

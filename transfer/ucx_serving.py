@@ -6,8 +6,8 @@ asked for through an endpoint of its own that handles errors, and outlives every
 """
 
 import ctypes
-import hmac
 import logging
+import time
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transfer.descriptors import Pool
+from transfer.refusals import Refusals
 from transfer.ucx_bindings import (
     EXACT_TAG,
     FAIL_PEER,
@@ -58,7 +59,12 @@ class PoolServer:
         self._readers: dict[bytes, _Reader] = {}
         self._arriving: dict[int, ctypes.Array[ctypes.c_char]] = {}
         self._ending: dict[int, NDArray[np.uint64] | None] = {}
-        self.num_refused = 0
+        self._refusals = Refusals()
+
+    @property
+    def num_refused(self) -> int:
+        """Requests that were dropped, or answered with nothing."""
+        return self._refusals.count
 
     @property
     def num_readers(self) -> int:
@@ -95,7 +101,7 @@ class PoolServer:
             try:
                 request = self._ucp.request(pointer, "request")
             except UcxStatusError:
-                self.num_refused += 1
+                self._refuse("not received")
                 continue
             if request is not None:
                 self._arriving[request] = buffer
@@ -108,18 +114,16 @@ class PoolServer:
                 continue
             self._free(pointer)
             del self._arriving[pointer]
-            request = decode_request(buffer.raw) if status == OK else None
-            if request is None or not hmac.compare_digest(request.token, self._token):
-                self.num_refused += 1
-                log.warning("read request refused reason=malformed or without the pool's token")
+            request = decode_request(buffer.raw, self._token) if status == OK else None
+            if request is None:
+                self._refuse("malformed, or not made with the pool's token")
                 continue
             self._answer(request)
 
     def _answer(self, request: ReadRequest) -> None:
         blocks = requested_parts(request, self._pool)
         if blocks is None:
-            self.num_refused += 1
-            log.warning("read request refused reason=outside of the pool")
+            self._refuse("outside of the pool")
             blocks = _NO_BYTES
         try:
             reader = self._reader(request.reader)
@@ -134,6 +138,9 @@ class PoolServer:
             return
         if sent is not None:
             reader.sends[sent] = blocks
+
+    def _refuse(self, reason: str) -> None:
+        self._refusals.record(reason, now_s=time.monotonic())
 
     def _reader(self, address: bytes) -> _Reader:
         reader = self._readers.get(address)

@@ -1,5 +1,17 @@
-"""What the two sides of the UCX transport say to each other outside of UCX itself."""
+"""What the two sides of the UCX transport say to each other outside of UCX itself.
 
+A source's port is open to whoever reaches it, and UCX aborts on a damaged address of a reader
+("Assertion", ``address.c``). So a request is looked at only behind a proof that it was made, as it
+is, by somebody who was given the pool's endpoint. What that does not stop:
+
+- A reader that has the endpoint and lies on purpose: it can end the source, as it can ask for any
+  byte of the pool. Endpoints are given to admitted decode workers only, encrypted.
+- A request that is sent again: its answer goes to the reader that it names, with a tag that nobody
+  waits for any more. It lands nowhere, and costs what one answer costs.
+- Reading along: requests and answers are in clear, and so are the bytes of the pool.
+"""
+
+import hmac
 from hashlib import blake2b
 from pathlib import Path as FilePath
 from typing import Final
@@ -14,7 +26,8 @@ from transfer.descriptors import Pool
 REQUEST_TAG: Final = 1
 """Of read requests at the source. Answers have the tag that the request names."""
 MAX_REQUEST_NBYTES: Final = 16 * 2**20
-TOKEN_NBYTES: Final = 16
+TOKEN_NBYTES: Final = 32
+_PROOF_NBYTES: Final = 32
 _DIGEST_NBYTES: Final = 8
 _BOOT_ID: Final = FilePath("/proc/sys/kernel/random/boot_id")
 
@@ -28,13 +41,12 @@ class PoolAddress(msgspec.Struct, frozen=True, array_like=True):
     worker: bytes
     key: bytes
     token: bytes
-    """Part of each read request, so that only those are served who were given the endpoint."""
+    """Key of the proofs of read requests: who was given the endpoint has it. Never sent in one."""
 
 
 class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
     """Send these bytes of the pool, in this order, as one message with this tag."""
 
-    token: bytes
     tag: int
     reader: bytes
     """Address of the worker that receives the answer."""
@@ -67,17 +79,28 @@ def decode_address(metadata: bytes) -> PoolAddress:
         raise TransferError(f"the endpoint's metadata is malformed: {error}") from error
 
 
-def encode_request(request: ReadRequest) -> bytes:
-    """Return the message."""
-    return msgspec.msgpack.encode(request)
+def encode_request(request: ReadRequest, token: bytes) -> bytes:
+    """Return the message: the request behind a proof (HMAC-SHA-256, RFC 2104) by ``token``."""
+    body = msgspec.msgpack.encode(request)
+    return _proof(body, token) + body
 
 
-def decode_request(message: bytes) -> ReadRequest | None:
-    """Return the request, or None: the message is malformed."""
+def decode_request(message: bytes, token: bytes) -> ReadRequest | None:
+    """Return the request; None: it was not made by a holder of ``token``, or is damaged.
+
+    Nothing of an unproven message is decoded.
+    """
+    proof, body = message[:_PROOF_NBYTES], message[_PROOF_NBYTES:]
+    if not hmac.compare_digest(proof, _proof(body, token)):
+        return None
     try:
-        return _request_decoder.decode(message)
+        return _request_decoder.decode(body)
     except msgspec.MsgspecError:
         return None
+
+
+def _proof(body: bytes, token: bytes) -> bytes:
+    return hmac.digest(token, body, "sha256")
 
 
 def requested_parts(request: ReadRequest, pool: Pool) -> NDArray[np.uint64] | None:

@@ -1,13 +1,14 @@
 """The source's side of ``ucxx_transport``: answers requests for bytes of the pool."""
 
-import hmac
 import logging
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from transfer.descriptors import Pool
+from transfer.refusals import Refusals
 from transfer.ucx_wire import (
     MAX_REQUEST_NBYTES,
     REQUEST_TAG,
@@ -37,6 +38,7 @@ class UcxxPoolServer:
         self._pool = pool
         self._token = token
         self._readers: dict[bytes, _Reader] = {}
+        self._refusals = Refusals()
         self._arriving: list[tuple[Request, NDArray[np.uint8]]] = []
 
     def serve(self) -> None:
@@ -49,9 +51,9 @@ class UcxxPoolServer:
         here = [arrived for arrived in self._arriving if arrived[0].completed]
         self._arriving = [arriving for arriving in self._arriving if not arriving[0].completed]
         for _, message in here:
-            request = decode_request(message.tobytes())
-            if request is None or not hmac.compare_digest(request.token, self._token):
-                log.warning("read request refused reason=malformed or without the pool's token")
+            request = decode_request(message.tobytes(), self._token)
+            if request is None:
+                self._refuse("malformed, or not made with the pool's token")
                 continue
             self._answer(request)
         for address, reader in list(self._readers.items()):
@@ -62,7 +64,7 @@ class UcxxPoolServer:
     def _answer(self, request: ReadRequest) -> None:
         parts = requested_parts(request, self._pool)
         if parts is None:
-            log.warning("read request refused reason=outside of the pool")
+            self._refuse("outside of the pool")
             return
         bindings = self._bindings
         try:
@@ -77,3 +79,6 @@ class UcxxPoolServer:
                 )
         except bindings.errors as error:
             log.debug("reader is gone reason=%s", error)
+
+    def _refuse(self, reason: str) -> None:
+        self._refusals.record(reason, now_s=time.monotonic())

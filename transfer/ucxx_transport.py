@@ -166,13 +166,13 @@ class UcxxTransport:
         message = np.frombuffer(
             encode_request(
                 ReadRequest(
-                    token=target.source.token,
                     tag=first_tag,
                     reader=target.address,
                     extents=pairs(
                         wanted.remote - np.uint64(target.pool.address), wanted.nbytes
                     ).tobytes(),
-                )
+                ),
+                target.source.token,
             ),
             dtype=np.uint8,
         ).copy()

@@ -23,9 +23,11 @@ from transfer.ucx_serving import PoolServer
 from transfer.ucx_transport import UcxTransport
 from transfer.ucx_wire import (
     REQUEST_TAG,
+    TOKEN_NBYTES,
     PoolAddress,
     ReadRequest,
     decode_address,
+    decode_request,
     encode_address,
     encode_request,
     requested_parts,
@@ -35,7 +37,7 @@ from transfer.ucx_worker import UcxContext
 pytestmark = [pytest.mark.ucx]
 
 NBYTES = 64 * 1024
-TOKEN = b"t" * 16
+TOKEN = b"t" * TOKEN_NBYTES
 CANARY = 0x5A
 
 
@@ -80,7 +82,6 @@ class Pair:
 
     def request(self, **changes: object) -> ReadRequest:
         fields = {
-            "token": TOKEN,
             "tag": 77,
             "reader": self.worker.address(),
             "extents": np.array([[0, 64]], dtype="<u8").tobytes(),
@@ -111,7 +112,7 @@ def test_a_read_gets_its_extents_in_their_places(pair: Pair) -> None:
 
 def test_malformed_requests_are_refused_and_the_next_is_served(pair: Pair) -> None:
     rng = random.Random(11)
-    valid = encode_request(pair.request())
+    valid = encode_request(pair.request(), TOKEN)
     messages = [rng.randbytes(rng.randint(0, 300)) for _ in range(60)]
     messages += [valid[: rng.randint(0, len(valid) - 1)] for _ in range(60)]
     for message in messages:
@@ -123,8 +124,41 @@ def test_malformed_requests_are_refused_and_the_next_is_served(pair: Pair) -> No
     assert pair.turn() == [read]
 
 
+def test_a_request_with_any_byte_flipped_never_reaches_ucx(pair: Pair) -> None:
+    """UCX aborts the whole process on a damaged address of a reader (``address.c``)."""
+    rng = random.Random(5)
+    valid = encode_request(pair.request(), TOKEN)
+    for at in range(len(valid)):
+        damaged = bytearray(valid)
+        damaged[at] ^= 1 << rng.randrange(8)
+        assert decode_request(bytes(damaged), TOKEN) is None
+        pair.send(bytes(damaged))
+        pair.turn(0.002)
+    pair.turn(0.3)
+    assert (pair.server.num_refused, pair.server.num_readers) == (len(valid), 0)
+    read = pair.read([Extent(0, 0, 64)])
+    assert pair.turn() == [read]
+
+
+def test_the_token_is_in_no_request(pair: Pair) -> None:
+    """The network sees requests: what it sees must not do for another one."""
+    read = pair.read([Extent(0, 0, 64)])
+    message = pair.reads._messages[read].request
+    assert TOKEN not in message
+    other = encode_request(pair.request(tag=78), TOKEN)
+    assert decode_request(message[:32] + other[32:], TOKEN) is None
+
+
+def test_refused_requests_fill_no_log(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(50):
+        pair.send(b"?")
+    pair.turn(0.2)
+    assert pair.server.num_refused == 50
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
 def test_a_request_without_the_pools_token_gets_nothing() -> None:
-    pair = Pair(token=b"?" * 16)
+    pair = Pair(token=b"?" * TOKEN_NBYTES)
     pair.read([Extent(0, 0, 64)])
     assert pair.turn() == []
     assert (pair.mine == CANARY).all()
@@ -146,7 +180,7 @@ def test_a_request_without_the_pools_token_gets_nothing() -> None:
 def test_bytes_outside_of_the_pool_are_never_sent(pair: Pair, extents: list[list[int]]) -> None:
     wanted = np.array(extents, dtype="<u8").tobytes()
     assert requested_parts(pair.request(extents=wanted), pair.remote) is None
-    pair.send(encode_request(pair.request(extents=wanted)))
+    pair.send(encode_request(pair.request(extents=wanted), TOKEN))
     assert pair.turn() == []
     assert pair.server.num_refused == 1
 
