@@ -7,7 +7,7 @@ is, by somebody who was given the pool's endpoint. What that does not stop:
 - A reader that has the endpoint and lies on purpose: it can end the source, as it can ask for any
   byte of the pool. Endpoints are given to admitted decode workers only, encrypted.
 - A request that is sent again: its answer goes to the reader that it names, with a tag that nobody
-  waits for any more. It lands nowhere, and costs what one answer costs.
+  waits for any more. It lands in no block; UCX holds it until the reader tears that peer down.
 - Reading along: requests and answers are in clear, and so are the bytes of the pool.
 """
 
