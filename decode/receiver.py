@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterable
 
 from prometheus_client import CollectorRegistry
 
+from core.deadlines import keep_deadlines
 from core.errors import HandshakeError
 from core.ids import Incarnation, OperationId, Owner
 from core.messages import (
@@ -149,15 +150,10 @@ class Receiver:
 
     async def run(self) -> None:
         """Keep the reader's deadlines until cancelled."""
-        while True:
-            self._deadline_may_be_new.clear()
-            deadline = self._reader.next_deadline()
-            wait_s = None if deadline is None else max(0.0, deadline - self._clock())
-            try:
-                async with asyncio.timeout(wait_s):
-                    await self._deadline_may_be_new.wait()
-            except TimeoutError:
-                self._carry_out(self._reader.tick(self._clock()))
+        await keep_deadlines(self._reader.next_deadline, self._deadline_may_be_new, self._tick)
+
+    def _tick(self, now: float) -> None:
+        self._carry_out(self._reader.tick(now))
 
     async def close(self) -> None:
         """End every request, read and channel; nothing writes into the pool afterwards.
@@ -217,15 +213,20 @@ class Receiver:
             case _:
                 log.warning("dropped=%s reason=not from prefill", type(message).__name__)
 
+    def refused(self, owner: Owner, peer: PrefillPeer, reason: str) -> None:
+        """See ``SourcesOwner``."""
+        self._reader.stats.failures["handshake"] += 1
+        self._owner.lost(Loss(owner, reason, "transfer", peer.worker_id))
+
     def lost(self, source: Source, reason: str) -> None:
         """See ``SourcesOwner``."""
-        self._shapes.pop(source.incarnation, None)
         self._metrics.forget_peer(source.incarnation)
         self._reader.stats.failures["handshake"] += len(source.queued)
         for owner in source.queued:
             self._owner.lost(Loss(owner, reason, "transfer", source.worker_id))
         actions = self._reader.source_lost(source.incarnation, reason, self._clock())
         self._carry_out(actions, lost=source)
+        self._shapes.pop(source.incarnation, None)
 
     # Actions
 
@@ -339,7 +340,8 @@ class Receiver:
 
     def _tear_down(self, peer: Incarnation, reason: str) -> None:
         """End the endpoint of ``peer``, which proves that its reads are over."""
-        log.warning("event=tear_down peer=%s reason=%s", peer, reason)
+        if peer in self._shapes:  # else it was never paired: there is nothing to tell
+            log.warning("event=tear_down peer=%s reason=%s", peer, reason)
         self._reads.tear_down(peer, reason)
         if (source := self._sources.get(peer)) is not None:
             source.channel.close()  # its task reports the loss

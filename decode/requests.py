@@ -197,7 +197,7 @@ class Requests:
                 "event=recompute request=%s attempt=%d reason=%s", request_id, attempt, loss.reason
             )
             self._trace.recomputing(loss.owner, loss.reason)
-            served.path = "local"
+            served.path, served.is_recomputed = "local", True
             self._scheduler.recompute(loss.owner)
         else:
             del self._served[loss.owner]

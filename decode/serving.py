@@ -24,6 +24,7 @@ class Served:
     transport: str = ""
     prefill_s: float = 0.0
     transfer_s: float = 0.0
+    is_recomputed: bool = False
     first_token_at: float | None = None
 
     @property
@@ -56,6 +57,7 @@ class Served:
             prefill_s=self.prefill_s,
             transfer_s=self.transfer_s,
             num_preemptions=self.sequence.num_preemptions,
+            recomputed=self.is_recomputed,
         )
 
     def output(self, progress: Progress) -> Output:

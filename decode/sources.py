@@ -11,6 +11,7 @@ from core.ids import Incarnation, Owner, WorkerId
 from core.messages import AnyMessage, Hello, Prefill, PrefillPeer, Welcome
 from core.tasks import raise_in_loop
 from decode.prewarming import Prewarming
+from decode.refusals import Refusals
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,10 @@ class SourcesOwner(Protocol):
         """``source`` has sent ``message``."""
         ...
 
+    def refused(self, owner: Owner, peer: PrefillPeer, reason: str) -> None:
+        """``owner`` was not asked for: ``peer`` and this worker do not go together."""
+        ...
+
     def lost(self, source: Source, reason: str) -> None:
         """Nothing more comes of ``source``; what is still queued was never asked for."""
         ...
@@ -71,6 +76,7 @@ class Sources:
         self._clock = asyncio.get_running_loop().time
         self._sources: dict[Incarnation, Source] = {}
         self._prewarming = Prewarming()
+        self._refusals = Refusals()
         self._timer: asyncio.TimerHandle | None = None
         self._is_one_leaving = False
 
@@ -83,22 +89,21 @@ class Sources:
         sources = list(self._sources.values())  # at once: scrapes come from another thread
         return sum(source.is_connected for source in sources)
 
-    @property
-    def num_wanted(self) -> int:
-        """Prefill workers that routers know, paired or not."""
-        return len(self._prewarming)
-
     def get(self, incarnation: Incarnation) -> Source | None:
         """Return the source of that life, unless it is lost."""
         return self._sources.get(incarnation)
 
     def ask(self, peer: PrefillPeer, message: Prefill) -> None:
         """Send ``message`` to ``peer``, as soon as a channel leads there."""
+        owner = (message.request_id, message.attempt)
+        if (reason := self._refusals.reason(peer.incarnation, self._clock())) is not None:
+            asyncio.get_running_loop().call_soon(self._owner.refused, owner, peer, reason)
+            return
         source = self._sources.get(peer.incarnation) or self._open(peer)
         if source.is_connected:
             self._send(source, message)
         else:
-            source.queued[message.request_id, message.attempt] = message
+            source.queued[owner] = message
 
     def announced(self, router: Hashable, peers: Sequence[PrefillPeer]) -> None:
         """``router`` knows ``peers``, and no others: pair with them now."""
@@ -167,14 +172,17 @@ class Sources:
         except TransferError as error:
             is_final = isinstance(error, HandshakeError)
             self._prewarming.failed(source.incarnation, self._clock(), is_final=is_final)
-            self._lose(source, str(error))
+            self._lose(source, str(error), is_refusal=is_final)
             self._prewarm()
 
-    def _lose(self, source: Source, reason: str) -> None:
+    def _lose(self, source: Source, reason: str, *, is_refusal: bool = False) -> None:
         if self._sources.get(source.incarnation) is not source:
             return
         del self._sources[source.incarnation]
-        log.warning("event=source_lost source=%s reason=%s", source.worker_id, reason)
+        if not is_refusal:
+            log.warning("event=source_lost source=%s reason=%s", source.worker_id, reason)
+        elif self._refusals.add(source.incarnation, reason, self._clock()):
+            log.error("event=refused source=%s reason=%s", source.worker_id, reason)
         source.channel.close()
         self._owner.lost(source, reason)
 

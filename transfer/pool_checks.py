@@ -1,6 +1,6 @@
 """What every transport refuses about pools, in the same words."""
 
-from core.errors import ConfigError, TransferError
+from core.errors import ConfigError, HandshakeError
 from core.ids import Incarnation
 from core.messages import PoolEndpoint
 from transfer.descriptors import Pool
@@ -22,10 +22,11 @@ def require_same_transport(name: str, peer: Incarnation, endpoint: PoolEndpoint)
     """Refuse a peer whose pool another kind of transport serves.
 
     Raises:
-        TransferError: ``endpoint`` is not one of transport ``name``.
+        HandshakeError: ``endpoint`` is not one of transport ``name``.
     """
     if endpoint.transport != name:
-        raise TransferError(
-            f"peer {peer} offers transport {endpoint.transport!r}, here it is {name!r}; "
-            "set transfer.transport to one value on both"
+        raise HandshakeError(
+            f"peers cannot exchange KV: transfer.transport: decode {name!r}, prefill {peer} "
+            f"{endpoint.transport!r} (set transfer.transport to one value on both; auto takes "
+            "what loads on each machine)"
         )

@@ -58,6 +58,7 @@ class RequestStats(msgspec.Struct, frozen=True):
     """How one request was served, for the operator's table and for usage."""
 
     path: Literal["local", "disaggregated"]
+    """Where the prompt was computed: on decode, or on prefill."""
     num_cached_tokens: Count = 0
     """Prompt tokens found in a prefix cache, decode's or prefill's."""
     kv_nbytes: Total = 0
@@ -66,7 +67,10 @@ class RequestStats(msgspec.Struct, frozen=True):
     transport: Name = ""
     prefill_s: Seconds = 0.0
     transfer_s: Seconds = 0.0
+    """From the first read to the last landing, waiting for later chunks included."""
     num_preemptions: Count = 0
+    recomputed: bool = False
+    """Its KV was to come from prefill and did not: the prompt was computed on decode instead."""
 
 
 class Output(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -56,4 +56,8 @@ def test_c23_c20_killed_prefill_worker_under_each_policy(tmp_path: Path, policy:
         _, text = stack.get("/metrics")
         retries = re.findall(r"^sluice_retries_total\{.*\} (\S+)$", text, re.MULTILINE)
         assert (sum(map(float, retries)) > 0) == (policy == "fail")
+        # And the answer says so
+        recomputed = [answer["sluice"] for answer in answers if answer["sluice"]["recomputed"]]
+        assert len(recomputed) == samples[name.format("recompute")]
+        assert {stats["path"] for stats in recomputed} <= {"local"}
         stack.wait_idle("decode-0")

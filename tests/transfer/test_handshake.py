@@ -4,10 +4,12 @@ import msgspec
 import pytest
 
 from core.errors import HandshakeError
+from core.ids import Incarnation
 from core.kv_layout import KVGroup, KVLayout
-from core.messages import Compatibility
+from core.messages import Compatibility, PoolEndpoint
 from transfer.handshake import check_compatible
 from transfer.pairing import PairPlan
+from transfer.pool_checks import require_same_transport
 
 LAYOUT = KVLayout((KVGroup((0, 1)),), 16, num_kv_heads=6, head_dim=64, dtype="bfloat16")
 MINE = Compatibility(
@@ -123,3 +125,10 @@ def test_h09_a_peer_without_a_safety_feature_is_refused() -> None:
         check_compatible(MINE, theirs)
     with pytest.raises(HandshakeError, match="decode lacks withdraw"):
         check_compatible(theirs, MINE)
+
+
+def test_another_transport_is_refused_for_good_with_field_values_and_fix() -> None:
+    endpoint = PoolEndpoint("nixl", metadata=b"", base_address=1, nbytes=1)
+    told = r"transfer\.transport: decode 'ucx', prefill P 'nixl' \(set transfer\.transport to one"
+    with pytest.raises(HandshakeError, match=told):
+        require_same_transport("ucx", Incarnation("P"), endpoint)
