@@ -1,6 +1,5 @@
 """Memory for KV that prefill workers send: promised as a whole, given ticket by ticket."""
 
-
 from blockmgr.block_manager import BlockManager
 from blockmgr.receive_target import ReceiveTarget
 from core.errors import OutOfBlocksError
