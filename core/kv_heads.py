@@ -1,12 +1,16 @@
 """Which KV heads a head window takes, and which ones a rank holds: arithmetic only."""
 
 from collections.abc import Sequence
+from itertools import count
 
 import msgspec
 
 from core.config import HeadWindowConfig
 from core.errors import ConfigError
 from core.kv_layout import HeadWindow, LayerSpec
+
+MAX_SEARCHED = 1024
+"""Peers say numbers, too: what fits is not looked for among billions."""
 
 
 def num_windowed_heads(num_kv_heads: int, ratio: float) -> int:
@@ -22,13 +26,26 @@ def heads_of_rank(num_kv_heads: int, *, rank: int, num_ranks: int) -> range:
     Raises:
         ConfigError: heads and ranks do not divide, so that ranks would differ in shape.
     """
-    if num_kv_heads % num_ranks and num_ranks % num_kv_heads:
+    if not _divide(num_kv_heads, num_ranks):
         raise ConfigError(
             f"tensor_parallel_size={num_ranks}: the model's {num_kv_heads} KV heads cannot be "
-            "split or copied evenly; use a divisor or a multiple of them"
+            f"split or copied evenly; use {_fitting(num_kv_heads, num_ranks)}"
         )
     first = rank * num_kv_heads // num_ranks
     return range(first, first + max(1, num_kv_heads // num_ranks))
+
+
+def _divide(num_kv_heads: int, num_ranks: int) -> bool:
+    return num_kv_heads % num_ranks == 0 or num_ranks % num_kv_heads == 0
+
+
+def _fitting(num_kv_heads: int, num_ranks: int) -> str:
+    """Return the numbers of ranks next to ``num_ranks`` that would do."""
+    if max(num_kv_heads, num_ranks) > MAX_SEARCHED:
+        return "a divisor or a multiple of them"
+    below = next(n for n in range(num_ranks, 0, -1) if _divide(num_kv_heads, n))
+    above = next(n for n in count(num_ranks) if _divide(num_kv_heads, n))
+    return f"{below} or {above}"
 
 
 def with_head_window(

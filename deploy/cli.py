@@ -114,7 +114,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _config_check(arguments: argparse.Namespace) -> int:
-    return run_config_check(arguments.file, arguments.assignments)
+    return run_config_check(arguments.file or arguments.file_again, arguments.assignments)
 
 
 def _config_show(arguments: argparse.Namespace) -> int:
@@ -185,7 +185,9 @@ def _add_cache_commands(commands: "argparse._SubParsersAction[_OneLineParser]") 
 
 def _add_config_commands(commands: "argparse._SubParsersAction[_OneLineParser]") -> None:
     check = _add(commands, "check", _config_check, "Every error with its line and fix; warnings.")
-    check.add_argument("file", type=Path, metavar="FILE", help="YAML config file")
+    files = check.add_mutually_exclusive_group(required=True)
+    files.add_argument("file", type=Path, nargs="?", metavar="FILE", help="YAML config file")
+    files.add_argument("--config", type=Path, dest="file_again", metavar="FILE", help="the same")
     _add_assignments(check)
     show = _add(commands, "show", _config_show, "What would hold, and where each value was given.")
     _add_settings(show)

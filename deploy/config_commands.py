@@ -14,7 +14,8 @@ from core.config_faults import Fault
 from core.config_layers import ConfigLayer, Origin, Place
 from core.errors import ConfigError
 from core.messages import Role
-from deploy.config_advice import advise, misspelt_variables
+from deploy.config_advice import Advice, advise, misspelt_variables
+from deploy.config_here import missing_here, unlike_ranks
 from deploy.config_page import reference_page
 from deploy.config_reference import field_at
 from deploy.doctor_machine import Machine
@@ -47,11 +48,13 @@ def run_config_check(path: Path, assignments: Sequence[str]) -> int:
     faults = SluiceConfig.find_faults(settings.content)
     config = None if faults else SluiceConfig.of(settings)
     if config is not None:
-        faults = list(_limits(config))
+        faults = [*_limits(config), *unlike_ranks(config)]
     for fault in faults:
         told = _told("error", fault.places, fault.text, settings, lines)
         sys.stdout.write("\n".join([*told, *_expected(fault.places)]) + "\n\n")
     warnings = [] if config is None else advise(config, Machine())
+    if config is not None:
+        warnings += [Advice(fault.places, fault.text) for fault in missing_here(config)]
     warnings += misspelt_variables(os.environ)
     for advice in warnings:
         told = _told("warning", advice.places, advice.text, settings, lines)

@@ -43,8 +43,10 @@ def run_doctor(config: SluiceConfig, *, with_config: bool, as_json: bool) -> int
         seen = probe(asked, ucx_options={})
         tcp = probe(asked, ucx_options=TCP_ONLY)
         gpu = probe(asked, ucx_options={}, memory="cuda") if _has_gpu() else None
+        is_lost = seen.error is not None and asked == "auto"
+        first = probe("ucx", ucx_options={}) if is_lost else None
     findings = [
-        check_transport(asked, seen),
+        check_transport(asked, seen, os.environ, first=first),
         *_findings_of_paths(seen, tcp, gpu, machine),
         check_environment(os.environ),
         *check_machine(machine),

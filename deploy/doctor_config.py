@@ -1,14 +1,17 @@
 """Does a config fit this machine? Pure, but for what ``Machine`` reads."""
 
+from collections.abc import Iterator
+
 from core.config import SluiceConfig
 from core.messages import Role
+from deploy.config_here import missing_here, unlike_ranks
 from deploy.doctor_findings import Finding
 from deploy.doctor_machine import GIB, Machine
 
 
 def check_config(config: SluiceConfig, machine: Machine) -> list[Finding]:
-    """Return whether the pools of ``config`` fit in memory, and may be locked."""
-    return [_memory(config, machine), _memlock(config, machine)]
+    """Return whether the pools of ``config`` fit and may be locked, and what it names is here."""
+    return [_memory(config, machine), _memlock(config, machine), *_named(config)]
 
 
 def pool_gib(config: SluiceConfig, role: Role) -> float:
@@ -60,6 +63,12 @@ def _told(config: SluiceConfig, role: Role, num_workers: int) -> str:
         parts.append("staging included")
     suffix = f" ({', '.join(parts)})" if parts else ""
     return f"{num_workers} {role} x {round(worker_host_gib(config, role), 2):g} GiB{suffix}"
+
+
+def _named(config: SluiceConfig) -> Iterator[Finding]:
+    for fault in (*unlike_ranks(config), *missing_here(config)):
+        fix = "see the message; sluice config check names the line"
+        yield Finding("what the config names", "fail", fault.text, fix)
 
 
 def _memlock(config: SluiceConfig, machine: Machine) -> Finding:

@@ -11,13 +11,34 @@ _QUIET_VARIABLES = frozenset({"UCX_LOG_LEVEL", "UCX_WARN_UNUSED_ENV_VARS", "UCX_
 """Set by workers themselves; they choose no path."""
 
 
-def check_transport(asked: str, seen: Seen) -> Finding:
-    """Return which transport workers here will use."""
+def check_transport(
+    asked: str, seen: Seen, environment: Mapping[str, str], *, first: Seen | None = None
+) -> Finding:
+    """Return which transport workers here will use.
+
+    Args:
+        asked: ``transfer.transport``.
+        seen: By it.
+        environment: Of the probe, and of workers.
+        first: By ``ucx``, which ``auto`` tries first, where nothing opened.
+    """
     if seen.error is not None:
-        fix = "pip install nixl-cu12 brings UCX along; see the message"
-        return Finding("transport", "fail", f"transfer.transport={asked}: {seen.error}", fix)
+        text = f"transfer.transport={asked}: {seen.error}"
+        if first is not None and first.error is not None:
+            text += f"; before it, {first.error}"
+        return Finding("transport", "fail", text, _fix_of_transport(asked, environment))
     text = f"{seen.transport} (asked for: {asked}), UCX {seen.version}"
     return Finding("transport", "ok", text)
+
+
+def _fix_of_transport(asked: str, environment: Mapping[str, str]) -> str:
+    limits = [name for name in ("UCX_TLS", "UCX_NET_DEVICES") if name in environment]
+    if limits:
+        told = " and ".join(f"{name}={environment[name]}" for name in limits)
+        return f"unset or correct {told}: UCX finds no device that it allows; else see the message"
+    if asked == "ucxx":
+        return "see the message: nothing else installs ucxx"
+    return "pip install nixl-cu12 brings UCX along; see the message"
 
 
 def check_devices(seen: Seen) -> Finding:

@@ -125,6 +125,7 @@ def load_ucxx() -> Bindings:
         arrays = importlib.import_module("ucxx._lib.arr")
     except ImportError as error:
         raise ConfigError(
-            f"transport ucxx cannot be loaded ({error}); install sluice-llm[ucxx]"
+            f"transport ucxx cannot be loaded ({error}); pip install 'ucxx-cu12>=0.45', "
+            "the extra ucxx, or set transfer.transport: auto"
         ) from error
     return Bindings(library, arrays)

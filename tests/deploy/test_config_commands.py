@@ -132,6 +132,39 @@ def test_what_keeps_the_roles_apart_is_an_error_at_both_lines(
     assert out.count("transfer.transport takes") == 1
 
 
+def test_ranks_that_the_model_here_does_not_fit_are_an_error_with_those_that_do(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/config.json").write_text('{"num_key_value_heads": 3}')
+    file.write_text(f"model: {{model: {tmp_path}/m}}\nengine: {{tensor_parallel_size: 2}}\n")
+    code, out = checked(file, capsys)
+    assert code == 2
+    assert "f:2:10: error: decode workers: engine.tensor_parallel_size=2: the model's 3 KV" in out
+    assert "use 1 or 3" in out
+    # And a folder that says nothing decides nothing
+    (tmp_path / "m/config.json").write_text("[]")
+    assert checked(file, capsys)[0] == 0
+
+
+def test_keys_that_are_not_here_are_told(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text("security: {keys_dir: /nowhere}\n")
+    code, out = checked(file, capsys)
+    assert code == 0
+    assert "f:1:12: warning: on this machine: security.keys_dir: /nowhere/router.pub is" in out
+
+
+def test_the_file_may_be_given_as_to_the_other_commands(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text("{}")
+    assert run(["config", "check", "--config", str(file)]) == 0
+    assert capsys.readouterr().out == f"{file}: 0 errors, 0 warnings\n"
+    for wrong in ([], [str(file), "--config", str(file)]):
+        with pytest.raises(SystemExit, match="2"):
+            run(["config", "check", *wrong])
+
+
 # Advice
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from core.config import SluiceConfig
+from core.key_files import write_keys
 from deploy.cli import run
 from deploy.doctor_config import check_config
 from deploy.doctor_findings import Finding, worst
@@ -206,9 +207,19 @@ def test_settings_that_limit_ucx_are_told() -> None:
 
 
 def test_a_transport_that_does_not_open_fails_with_its_own_words() -> None:
-    finding = check_transport("ucx", Seen(error="libucp is not found"))
+    finding = check_transport("ucx", Seen(error="libucp is not found"), {})
     assert finding.level == "fail"
     assert "transfer.transport=ucx: libucp is not found" in finding.text
+    assert "pip install nixl-cu12" in (finding.fix or "")
+    finding = check_transport("ucxx", Seen(error="No module named 'ucxx'"), {})
+    assert "nixl" not in (finding.fix or "")
+
+
+def test_settings_that_leave_no_device_are_named_with_what_failed_first() -> None:
+    nixl, ucx = Seen(error="transport nixl: a"), Seen(error="transport ucx: b")
+    finding = check_transport("auto", nixl, {"UCX_TLS": "bogus"}, first=ucx)
+    assert "transport nixl: a; before it, transport ucx: b" in finding.text
+    assert (finding.fix or "").startswith("unset or correct UCX_TLS=bogus")
 
 
 # The config
@@ -257,6 +268,16 @@ def test_a_pool_must_be_lockable_where_rdma_reads_it(root: Path) -> None:
     write(root, "proc/self/limits", LIMITS.format(limit=str(2 * GIB)))
     assert checked(root)[name].level == "ok"
     assert checked(root, cache={"memory_gib": 3})[name].level == "fail"
+
+
+def test_keys_that_the_config_names_must_be_here(root: Path) -> None:
+    write_keys(root / "keys")
+    (root / "keys/prefill.key").unlink()  # of other machines
+    assert "what the config names" not in checked(root, security={"keys_dir": f"{root}/keys"})
+    assert "what the config names" not in checked(root)
+    finding = checked(root, security={"keys_dir": "/nowhere"})["what the config names"]
+    assert finding.level == "fail"
+    assert "security.keys_dir: /nowhere/router.pub is missing" in finding.text
 
 
 # For real

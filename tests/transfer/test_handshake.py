@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 
-from core.errors import HandshakeError
+from core.errors import ConfigError, HandshakeError
 from core.ids import Incarnation
+from core.kv_heads import heads_of_rank
 from core.kv_layout import KVGroup, KVLayout
 from core.messages import Compatibility, PoolEndpoint
 from transfer.handshake import check_compatible
@@ -132,3 +133,14 @@ def test_another_transport_is_refused_for_good_with_field_values_and_fix() -> No
     told = r"transfer\.transport: decode 'ucx', prefill P 'nixl' \(set transfer\.transport to one"
     with pytest.raises(HandshakeError, match=told):
         require_same_transport("ucx", Incarnation("P"), endpoint)
+
+
+@pytest.mark.parametrize(
+    ("num_kv_heads", "num_ranks", "fix"),
+    [(3, 2, "use 1 or 3"), (8, 12, "use 8 or 16"), (3, 2**40, "use a divisor or a multiple")],
+)
+def test_ranks_that_do_not_fit_are_told_with_those_that_do(
+    num_kv_heads: int, num_ranks: int, fix: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{num_kv_heads} KV heads cannot be .*{fix}"):
+        heads_of_rank(num_kv_heads, rank=0, num_ranks=num_ranks)
