@@ -72,13 +72,22 @@ class PoolServer:
         return len(self._readers)
 
     def progress(self, *, limit_s: float) -> None:
-        """Take requests, send answers, forget readers that have ended."""
-        self.worker.progress(limit_s=limit_s)
-        self._take_requests()
-        self._read_arrived()
-        self._reap()
-        if self.worker.needs_progress:
-            self.worker.progress(limit_s=limit_s)
+        """Take requests, send answers, forget readers that have ended, for about ``limit_s``.
+
+        Whatever the worker's progress has brought is looked at before anybody sleeps: UCX tells
+        of it once.
+        """
+        deadline = time.perf_counter() + limit_s
+        is_busy = True
+        while is_busy:
+            is_busy = self.worker.progress(limit_s=limit_s)
+            self._take_requests()
+            self._read_arrived()
+            self._reap()
+            is_busy = is_busy or self.worker.needs_progress
+            if is_busy and time.perf_counter() >= deadline:
+                self.worker.touch()  # ``arm`` refuses, so this is called again
+                return
 
     def close(self) -> None:
         """Stop serving; nothing is sent any more on return."""

@@ -249,3 +249,43 @@ def test_another_major_version_of_ucx_is_refused_with_both_named() -> None:
     with pytest.raises(TransferError, match=r"runs UCX 2\.x, here it is 1\."):
         transport.connect(Incarnation("p"), PoolEndpoint("ucx", metadata, 1, 1))
     transport.close()
+
+
+def test_a_request_that_comes_while_the_server_is_at_work_is_answered_before_it_sleeps(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """UCX tells of a message once: one that a last progress brings would wait for the next event.
+
+    Else a read hangs until its timeout, though both sides are well.
+    """
+    # Given a connected reader, a source that sleeps, and the next request on its way
+    first = pair.read([Extent(0, 0, 64)])
+    assert pair.turn() == [first]
+    while not pair.server.worker.arm():
+        pair.server.progress(limit_s=0.001)
+    second = pair.read([Extent(64, 64, 64)], number=2)
+    pair.worker.progress(limit_s=0.05)
+
+    # When only the second progress of the source's turn brings it
+    worker, progress = pair.server.worker, pair.server.worker.progress
+    calls: list[float] = []
+
+    def late(*, limit_s: float) -> bool:
+        calls.append(limit_s)
+        if len(calls) == 1:
+            worker.touch()  # as an answer that was just sent does
+            return False
+        return progress(limit_s=limit_s)
+
+    monkeypatch.setattr(worker, "progress", late)
+    pair.server.progress(limit_s=0.001)
+    while not worker.arm():
+        pair.server.progress(limit_s=0.001)
+
+    # Then it is answered: nothing would wake a source that is armed now
+    landed: list[ReadId] = []
+    deadline = time.monotonic() + 5
+    while not landed and time.monotonic() < deadline:
+        pair.worker.progress(limit_s=0.001)
+        landed = pair.reads.take_landed()
+    assert landed == [second]
