@@ -166,6 +166,7 @@ def rounded_after_prefill(model_path: Path, prompt: list[int], *, num_tokens: in
                 (SlotRun(0, BlockId(at), 0, min(size, len(prompt) - at * size)),)
                 for at in range(len(used))
             ),
+            digests=(None,) * len(used),
         )
     )
     while len(outputs) < num_tokens:

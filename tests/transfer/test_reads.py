@@ -257,6 +257,7 @@ async def test_a_read_that_waits_its_turn_has_not_begun(make_side: MakeSide) -> 
     await side.turn()
     assert side.begun == [1]
     side.nic.finish()
+    await side.until_ended(1)
     await side.turn()
     assert side.begun == [1, 2]
     await side.until_ended(2)
