@@ -28,7 +28,6 @@ Point = Callable[[Fleet, list[int]], AbstractContextManager[Victim]]
 QUICK = {
     ("cut-prefill", "half_landed"),
     ("freeze-prefill", "posted"),
-    ("kill-decode", "ticketed"),
     ("part-the-pair", "landed_not_released"),
 }
 """The cells that every run plays."""

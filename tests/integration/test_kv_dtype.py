@@ -38,7 +38,9 @@ def say(stack: Stack, prompts: list[list[int]]) -> list[list[int]]:
     return [answer["choices"][0]["token_ids"] for answer in asyncio.run(one_by_one())]
 
 
-@pytest.mark.parametrize(("family", "num_groups"), [("llama", 1), ("gemma3", 6)])
+@pytest.mark.parametrize(
+    ("family", "num_groups"), [("llama", 1), pytest.param("gemma3", 6, marks=pytest.mark.slow)]
+)
 def test_float8_comes_back_from_host_memory_as_it_left(
     tmp_path: Path, family: str, num_groups: int
 ) -> None:

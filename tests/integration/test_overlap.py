@@ -31,7 +31,11 @@ def num_tickets(length: int, num_cuts: int) -> int:
 
 @pytest.mark.parametrize(
     ("family", "layer_ranges", "num_cuts"),
-    [("llama", 4, 4), ("gemma3", 2, 2), ("gpt_oss", 64, 2)],
+    [
+        ("llama", 4, 4),
+        pytest.param("gemma3", 2, 2, marks=pytest.mark.slow),
+        pytest.param("gpt_oss", 64, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_b12_c24_layers_that_come_while_others_compute_are_those_that_were_computed(
     family: str, layer_ranges: int, num_cuts: int, tmp_path: Path

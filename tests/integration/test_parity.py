@@ -22,7 +22,12 @@ LENGTHS = [
     *(1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33, 64, 65, 66, 80, 100, 128, 129, 200, 256, 300, 400),
     *(511, 513, 700, 1024, 1500),
 ]
-FAMILIES = ["llama", "qwen3", "gemma3", "mistral", "gpt_oss", "gemma2"]
+FAMILIES = [
+    "llama",
+    "gemma3",
+    "gpt_oss",
+    *(pytest.param(family, marks=pytest.mark.slow) for family in ("qwen3", "mistral", "gemma2")),
+]
 FLOAT32 = {"dtype": "float32"}
 
 

@@ -31,7 +31,12 @@ PROMPTS = [prompt_of(length, VOCAB_SIZE) for length in LENGTHS]
 
 @pytest.mark.parametrize(
     ("family", "there", "here"),
-    [("llama", 32, 16), ("llama", 16, 32), ("qwen3", 16, 48), ("gemma3", 32, 16)],
+    [
+        ("llama", 32, 16),
+        ("llama", 16, 32),
+        pytest.param("qwen3", 16, 48, marks=pytest.mark.slow),
+        pytest.param("gemma3", 32, 16, marks=pytest.mark.slow),
+    ],
 )
 def test_blocks_of_another_size_answer_as_generate_does(
     family: str, there: int, here: int, tmp_path: Path
@@ -60,6 +65,7 @@ def test_blocks_of_another_size_answer_as_generate_does(
             stack.wait_idle(worker)
 
 
+@pytest.mark.slow
 def test_heads_with_windows_of_their_own_cross_between_block_sizes(tmp_path: Path) -> None:
     model_path = tiny_model("llama", tmp_path)
     sections = {
@@ -113,6 +119,7 @@ def test_float8_on_decode_answers_as_conversion_in_one_process_does(tmp_path: Pa
             stack.wait_idle(worker)
 
 
+@pytest.mark.slow
 def test_float8_on_both_answers_as_one_worker_with_float8_does(tmp_path: Path) -> None:
     model_path = tiny_model("llama", tmp_path)
     sections = {

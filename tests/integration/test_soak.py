@@ -41,8 +41,8 @@ TIERS = {"host_tier_gib": 0.001, "storage_staging_mib": 1}
     ("family", "num_blocks", "seed", "has_tiers"),
     [
         ("llama", 24, 1, True),
-        ("mistral", 24, 2, False),
-        ("gemma3", 110, 3, False),
+        pytest.param("mistral", 24, 2, False, marks=pytest.mark.slow),
+        pytest.param("gemma3", 110, 3, False, marks=pytest.mark.slow),
         pytest.param("gemma3", 110, 4, True, marks=pytest.mark.slow),
     ],
 )
