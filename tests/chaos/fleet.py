@@ -88,6 +88,7 @@ class Fleet:
                 scheduler={"max_batch_tokens": 256},
                 router={"admission_wait_s": 8.0, "worker_silence_s": WORKER_SILENCE_S},
                 deploy={"prefill": 2, "decode": 2},
+                trace_requests=8192,  # all bystanders, however long the machine takes
                 log_level="warning",
             ) as stack,
             ThreadPoolExecutor(8) as pool,
