@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self, cast, get_args
+from typing import Literal, Self, cast, get_args
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from core.config_faults import Fault, list_faults
-from core.config_fields import ConfigSection, NonNegativeInt, Port, PositiveInt, Seconds
+from core.config_fields import ConfigSection, NonNegativeInt
 from core.config_file import read_config_file
 from core.config_layers import ConfigLayer, Origin
 from core.config_roles import RoleSections, find_mismatches
+from core.deployment_config import DeployConfig, MetricsConfig, RouterConfig, SecurityConfig
 from core.errors import ConfigError
 from core.messages.base import Role
 from core.worker_config import (
@@ -29,6 +30,7 @@ __all__ = [
     "EngineConfig",
     "HeadWindowConfig",
     "KVGroupsConfig",
+    "MetricsConfig",
     "ModelConfig",
     "RouterConfig",
     "SchedulerConfig",
@@ -39,64 +41,6 @@ __all__ = [
 
 MAX_FAULTS_TOLD = 10
 """In one line."""
-
-
-def _absolute(path: Path) -> Path:
-    if not path.is_absolute():
-        raise ValueError("must be an absolute path: every process looks for it where it runs")
-    return path
-
-
-class RouterConfig(ConfigSection):
-    """The OpenAI API and the choice of workers."""
-
-    host: str = "127.0.0.1"
-    """Where the API listens; ``0.0.0.0``: on all addresses."""
-    port: Port = 8000
-    """Of the API; 0: a free one."""
-    control_port: Port = 0
-    """Where workers report; 0: a free one."""
-    local_prefill_max_tokens: NonNegativeInt = 64
-    """Prompts of at most this many tokens are prefilled on the decode worker."""
-    max_body_mib: PositiveInt = 8
-    """Larger request bodies are answered 413."""
-    max_pending_requests: PositiveInt = 1024
-    """Requests in the router at once; more are answered 503."""
-    max_attempts: PositiveInt = 3
-    """Of one sequence, the first included, when workers or the network fail."""
-    request_timeout_s: Seconds = 600.0
-    """Of a whole request."""
-    worker_silence_s: Seconds = 4.0
-    """A worker silent for longer gets no requests, and its requests are retried."""
-    admission_wait_s: Seconds = 5.0
-    """How long a request waits for a ready decode worker before a 503."""
-
-
-class SecurityConfig(ConfigSection):
-    """Who may talk to the workers and to the router's control port."""
-
-    keys_dir: Annotated[Path, AfterValidator(_absolute)] | None = None
-    """A folder with the key files that ``sluice keys`` makes, such as a mounted secret: the same
-    path on every machine. By default every deployment makes keys of its own, which Ray carries to
-    its processes."""
-
-
-class DeployConfig(ConfigSection):
-    """Which processes run."""
-
-    prefill: NonNegativeInt = 1
-    """Prefill workers; 0 serves everything on decode workers."""
-    decode: PositiveInt = 1
-    """Decode workers."""
-    ray_address: str | None = None
-    """A running Ray cluster, ``auto`` for the one of this machine; by default one is started on
-    this machine and stopped at the end."""
-    start_timeout_s: Seconds = 300.0
-    """Until every worker is ready; else all is stopped again."""
-    stop_timeout_s: Seconds = 10.0
-    """Until everything has stopped; what has not is killed."""
-    max_restarts: NonNegativeInt = 100
-    """Of one worker, before it stays down."""
 
 
 OverriddenSection = Literal["model", "cache", "scheduler", "engine", "transfer"]
@@ -115,6 +59,7 @@ class SluiceConfig(ConfigSection):
     transfer: TransferConfig = TransferConfig()
     router: RouterConfig = RouterConfig()
     security: SecurityConfig = SecurityConfig()
+    metrics: MetricsConfig = MetricsConfig()
     deploy: DeployConfig = DeployConfig()
     prefill: Overrides = Field(default_factory=Overrides)
     """What prefill workers have otherwise than the sections above, such as
@@ -125,6 +70,8 @@ class SluiceConfig(ConfigSection):
     """Requests that each process remembers the way of, for ``sluice trace``; 0: none."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least severe line that is written."""
+    log_format: Literal["text", "json"] = "text"
+    """``json`` writes one object per line, for whatever collects logs."""
 
     @classmethod
     def load(cls, path: Path) -> Self:

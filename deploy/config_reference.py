@@ -34,6 +34,7 @@ UNITS: Final = {
     "_restarts": "restarts",
     "prefill": "workers",
     "decode": "workers",
+    "_surge": "workers",
 }
 """By the end of a number's name; the first that fits."""
 NUMBERS: Final = {"integer": "whole number", "number": "number"}
@@ -41,7 +42,7 @@ KINDS: Final = {
     "boolean": "`true` or `false`",
     "string": "text",
     "array": "list",
-    "object": "fields by section",
+    "object": "fields by name",
 }
 
 
