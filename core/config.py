@@ -13,6 +13,7 @@ from core.config_layers import ConfigLayer, Origin
 from core.config_roles import RoleSections, find_mismatches
 from core.deployment_config import DeployConfig, MetricsConfig, RouterConfig, SecurityConfig
 from core.errors import ConfigError
+from core.logs import LogFormat
 from core.messages.base import Role
 from core.worker_config import (
     CacheConfig,
@@ -70,7 +71,7 @@ class SluiceConfig(ConfigSection):
     """Requests that each process remembers the way of, for ``sluice trace``; 0: none."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least severe line that is written."""
-    log_format: Literal["text", "json"] = "text"
+    log_format: LogFormat = "text"
     """``json`` writes one object per line, for whatever collects logs."""
 
     @classmethod

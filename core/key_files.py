@@ -68,8 +68,8 @@ class PublicKeyFolder:
             return
         self._fault = ""
         if keys != self._keys:
-            counts = " ".join(f"{party}={len(keys[party])}" for party in PARTIES)
-            log.info("event=keys_reloaded folder=%s %s", self._folder, counts)
+            counts = ",".join(f"{party}:{len(keys[party])}" for party in PARTIES)
+            log.info("event=keys_reloaded folder=%s counts=%s", self._folder, counts)
         self._keys = keys
 
 

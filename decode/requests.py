@@ -103,7 +103,7 @@ class Requests:
         owner = (request.request_id, request.attempt)
         older = [o for o in self._served if o[0] == request.request_id]
         if any(attempt >= request.attempt for _, attempt in older):
-            log.warning("dropped=Generate request=%s reason=stale attempt", request.request_id)
+            log.warning("dropped=Generate request=%s attempt=%d reason=stale", *owner)
             return False
         for stale in older:
             self.abort(stale)

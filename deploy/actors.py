@@ -97,13 +97,13 @@ class ServiceActor:
             self._error = str(error)
         except MemoryCorruptionError as error:
             # The stack is that of the victim: the line names the writer.
-            log.critical("service=%s crashed reason=%s", self._service.name, error)
+            log.critical("event=crashed service=%s reason=%s", self._service.name, error)
             self._exit()
         except BaseException:
-            log.exception("service=%s crashed", self._service.name)
+            log.exception("event=crashed service=%s", self._service.name)
             self._exit()
         if self._error is None and not self._stop.is_set():
-            log.error("service=%s ended without being told to", self._service.name)
+            log.error("event=ended_untold service=%s", self._service.name)
             self._exit()
         self._ended.set()
 

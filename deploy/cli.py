@@ -77,7 +77,7 @@ def _layers(arguments: argparse.Namespace) -> ConfigLayer:
 
 def _serve(arguments: argparse.Namespace) -> int:
     config = _settings(arguments)
-    prepare_ray_environment(config.deploy)
+    prepare_ray_environment(config.deploy, bare_output=config.log_format == "json")
     # Imported after it: Ray reads the environment when it is imported.
     from deploy.serve import run_serve  # noqa: PLC0415
 

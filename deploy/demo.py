@@ -52,7 +52,7 @@ def run_demo(config: SluiceConfig) -> int:
         SluiceError: a request failed; everything is stopped.
     """
     config = config.model_copy(update={"log_level": _calm(config.log_level)})
-    set_up_logging(config.log_level, worker="deploy")
+    set_up_logging(config.log_level, worker="deploy", role="deploy", log_format=config.log_format)
     console = Console()
     try:
         with running(config, console) as deployment:

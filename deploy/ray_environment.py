@@ -14,17 +14,23 @@ def cluster_address(config: DeployConfig) -> str | None:
     return config.ray_address or os.environ.get("RAY_ADDRESS") or None
 
 
-def prepare_ray_environment(config: DeployConfig) -> None:
+def prepare_ray_environment(config: DeployConfig, *, bare_output: bool = False) -> None:
     """Have Ray report no usage and print worker output as it is. Call before importing Ray.
 
     A private session listens on loopback only, and has a random key, so that no other user of this
     machine can run code in it. In the environment, the key is not written to the home folder.
+
+    Args:
+        config: Tells whether to join a cluster.
+        bare_output: Print lines of workers without their process before each, as whatever reads
+            lines of JSON needs.
     """
     os.environ.update(
         RAY_USAGE_STATS_ENABLED="0",
         RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
         RAY_DEDUP_LOGS="0",
         RAY_COLOR_PREFIX="0",
+        RAY_DISABLE_WORKER_LOG_PREFIX="1" if bare_output else "0",
     )
     if cluster_address(config) is None:
         # Despite its name, this alone makes Ray keep the loopback address that it is given.

@@ -15,8 +15,9 @@ def run_serve(config: SluiceConfig) -> int:
         ConfigError: nothing was started, or it was ended again.
         SluiceError: the deployment broke for good.
     """
-    set_up_logging(config.log_level, worker="deploy")
-    console = Console(stderr=True)
+    set_up_logging(config.log_level, worker="deploy", role="deploy", log_format=config.log_format)
+    # Whatever reads JSON finds nothing else on the stream; the log tells the same.
+    console = Console(stderr=True, quiet=config.log_format == "json")
     try:
         with running(config, console) as deployment:
             console.print(f"serving at {deployment.url}/v1 (Ctrl-C stops)", highlight=False)

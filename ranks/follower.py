@@ -59,7 +59,13 @@ def run_follower(spec: RankSpec, steps: socket.socket, transfers: socket.socket)
     # An interrupt from a terminal comes to the whole group: the leader ends this rank in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ[VISIBLE_DEVICES] = visible_device(os.environ.get(VISIBLE_DEVICES), spec.rank)
-    set_up_logging(spec.config.log_level, worker=f"{spec.worker}-rank-{spec.rank}")
+    config = spec.config
+    set_up_logging(
+        config.log_level,
+        worker=f"{spec.worker}-rank-{spec.rank}",
+        role=spec.role,
+        log_format=config.log_format,
+    )
     try:
         engine = _start(spec, steps)
         asyncio.run(_serve(spec, engine, steps, transfers))

@@ -16,7 +16,7 @@ from itertools import count
 from core.config import SluiceConfig
 from core.errors import InternalError, OverloadedError, RequestError
 from core.ids import Attempt, RequestId, WorkerId
-from core.logs import request_context
+from core.logs import HandledRequest, request_context
 from core.messages import Abort, Failed, Output
 from router.attempt import AttemptFailure, RunningAttempt
 from router.failures import GenerationTimeoutError, ShuttingDownError, WorkersLostError
@@ -108,7 +108,9 @@ class Dispatcher:
         try:
             delta = attempt.sequence.feed(output)
         except Exception as error:
-            log.exception("request=%s failed=feed", output.request_id)
+            log.exception(
+                "event=feed_failed request=%s attempt=%d", output.request_id, output.attempt
+            )
             self._end(attempt, "internal", f"the output cannot be turned into text: {error!r}")
             self._abort(attempt)
             return
@@ -152,7 +154,6 @@ class Dispatcher:
     async def _run_and_report(self, generation: Generation, index: int) -> None:
         """Run one sequence to its end and tell the generation how it ended."""
         sequence = generation.sequences[index]
-        request_context.set(f"request={sequence.spec.request_id}")
         self.metrics.input_tokens.labels(model=self.model).observe(
             len(sequence.spec.prompt_token_ids)
         )
@@ -170,14 +171,14 @@ class Dispatcher:
             self.metrics.cancellations.labels(cause=generation.end_cause).inc()
             raise
         except Exception as error:  # noqa: BLE001 - the top of a request: it ends with the error
-            log.info("failed=%s reason=%s", type(error).__name__, error)
+            log.info("event=failed error=%s reason=%s", type(error).__name__, error)
             self._trace(ended, "failed", reason=f"{error!s:.200}")
             generation.fail(error)
         else:
             reason = sequence.finish_reason or ""
             self._trace(ended, "finished", tokens=len(sequence.token_ids), reason=reason)
             log.info(
-                "finished=%s prompt_tokens=%d output_tokens=%d",
+                "event=finished reason=%s prompt_tokens=%d output_tokens=%d",
                 sequence.finish_reason,
                 len(sequence.spec.prompt_token_ids),
                 len(sequence.token_ids),
@@ -193,6 +194,7 @@ class Dispatcher:
         avoid: set[WorkerId] = set()
         sequence = generation.sequences[index]
         for number in count(1):
+            request_context.set(HandledRequest(sequence.spec.request_id, Attempt(number)))
             with self.metrics.stage("route"):
                 link, route = await self._place(sequence, avoid)
             future = asyncio.get_running_loop().create_future()
@@ -203,7 +205,7 @@ class Dispatcher:
                 failure = await self._carry_out(attempt)
             if failure is None:
                 return
-            log.info("attempt=%d kind=%s reason=%s", number, failure.kind, failure.reason)
+            log.info("event=attempt_failed kind=%s reason=%s", failure.kind, failure.reason)
             self._trace(
                 attempt.owner, "attempt_failed", kind=failure.kind, reason=f"{failure.reason:.200}"
             )

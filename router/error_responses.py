@@ -37,7 +37,12 @@ async def answer_error(_request: Request, error: Exception) -> Response:
 
 async def answer_unexpected(request: Request, error: Exception) -> Response:
     """Return the response to a request that met a bug; the log has the cause."""
-    log.error("path=%s unexpected=%s", request.url.path, type(error).__name__, exc_info=error)
+    log.error(
+        "event=unexpected_error path=%s error=%s",
+        request.url.path,
+        type(error).__name__,
+        exc_info=error,
+    )
     return await answer_error(request, error)
 
 

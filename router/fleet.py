@@ -156,11 +156,11 @@ class Fleet:
         change = self.registry.observe(heartbeat, now_s=now_s)
         if change is not Change.NONE:
             log.info(
-                "worker=%s role=%s incarnation=%s change=%s address=%s",
+                "event=worker_%s worker=%s role=%s incarnation=%s address=%s",
+                change.name.lower(),
                 heartbeat.worker_id,
                 heartbeat.role,
                 heartbeat.incarnation,
-                change.name.lower(),
                 heartbeat.address,
             )
         worker = self.registry.get(heartbeat.worker_id)
@@ -207,7 +207,7 @@ class Fleet:
             reason = str(error)
         except Exception:
             reason = "unexpected error"
-            log.exception("worker=%s link=failed", link.worker_id)
+            log.exception("event=link_failed worker=%s", link.worker_id)
         finally:
             self._drop(link, reason=reason)
 
@@ -233,7 +233,10 @@ class Fleet:
             return
         del self._links[link.worker_id]
         log.warning(
-            "worker=%s incarnation=%s link=lost reason=%s", link.worker_id, link.incarnation, reason
+            "event=link_lost worker=%s incarnation=%s reason=%s",
+            link.worker_id,
+            link.incarnation,
+            reason,
         )
         self.registry.lose(link.worker_id, link.incarnation)
         if self._listener is not None:
@@ -254,7 +257,9 @@ class Fleet:
     def _expire(self, now_s: float) -> None:
         for worker in self.registry.expire(now_s=now_s):
             log.warning(
-                "worker=%s incarnation=%s change=silent", worker.worker_id, worker.incarnation
+                "event=worker_silent worker=%s incarnation=%s",
+                worker.worker_id,
+                worker.incarnation,
             )
             link = self._links.get(worker.worker_id)
             if link is not None:

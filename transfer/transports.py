@@ -64,6 +64,10 @@ def open_transport(
         except ConfigError as error:
             reasons.append(str(error))
             continue
-        log.info("transport=%s chosen=auto not_loaded=%s", candidate, reasons or None)
+        log.info(
+            "event=transport_chosen transport=%s chosen=auto not_loaded=%s",
+            candidate,
+            reasons or None,
+        )
         return transport
     raise ConfigError(f"no transport loads here: {'; '.join(reasons)}")
