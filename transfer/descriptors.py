@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.errors import TransferError
-from transfer.transport import Extents, MemoryKind, rows_of
+from transfer.transport import FEW_ROWS, ExtentRows, Extents, MemoryKind, rows_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +20,36 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
-    """One entry for each extent: [n] uint64 each."""
+    """Extents that are inside of both pools, as addresses."""
 
-    local: NDArray[np.uint64]
-    remote: NDArray[np.uint64]
-    nbytes: NDArray[np.uint64]
+    rows: ExtentRows
+    local_base: int
+    remote_base: int
+
+    @property
+    def local(self) -> NDArray[np.uint64]:
+        """[n]: where the bytes go."""
+        return self.rows[:, 0].astype(np.uint64) + np.uint64(self.local_base)
+
+    @property
+    def remote(self) -> NDArray[np.uint64]:
+        """[n]: where they come from."""
+        return self.rows[:, 1].astype(np.uint64) + np.uint64(self.remote_base)
+
+    @property
+    def nbytes(self) -> NDArray[np.uint64]:
+        """[n]: how many."""
+        return self.rows[:, 2].astype(np.uint64)
 
     @property
     def total_nbytes(self) -> int:
         """Bytes of all of them."""
-        return int(self.nbytes.sum())
+        return int(self.rows[:, 2].sum())
+
+    def addresses(self) -> list[tuple[int, int, int]]:
+        """Return (local address, remote address, bytes) of each, for one call at a time."""
+        to, of = self.local_base, self.remote_base
+        return [(to + local, of + remote, nbytes) for local, remote, nbytes in self.rows.tolist()]
 
 
 def describe(extents: Extents, local: Pool, remote: Pool) -> Descriptors:
@@ -41,11 +61,19 @@ def describe(extents: Extents, local: Pool, remote: Pool) -> Descriptors:
     rows = rows_of(extents)
     if not len(rows):
         raise TransferError("a read needs at least one extent")
-    sizes = rows[:, 2]
-    for offsets, pool in ((rows[:, 0], local), (rows[:, 1], remote)):
-        _require_inside(offsets, sizes, pool)
-    columns = rows.T.astype(np.uint64)
-    return Descriptors(columns[0] + local.address, columns[1] + remote.address, columns[2])
+    if len(rows) > FEW_ROWS or not _are_inside(rows, local, remote):
+        for side, pool in enumerate((local, remote)):
+            _require_inside(rows[:, side], rows[:, 2], pool)
+    return Descriptors(rows, local.address, remote.address)
+
+
+def _are_inside(rows: ExtentRows, local: Pool, remote: Pool) -> bool:
+    """Whether ``_require_inside`` has nothing to say: a fifth of its time, for few rows."""
+    ends = local.nbytes, remote.nbytes
+    return all(
+        0 <= to <= ends[0] - nbytes and 0 <= of <= ends[1] - nbytes and nbytes > 0
+        for to, of, nbytes in rows.tolist()
+    )
 
 
 def pairs(addresses: NDArray[np.uint64], sizes: NDArray[np.uint64]) -> NDArray[np.uint64]:

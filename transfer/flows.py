@@ -1,14 +1,14 @@
 """What is still to be posted, by owner and peer, and what a post takes of the link."""
 
+import bisect
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from core.ids import Incarnation, OperationId
-from transfer.transport import ExtentRows
+from transfer.transport import FEW_ROWS, ExtentRows
 
 DESCRIPTOR_COST_NBYTES: Final = 8192
 """What a descriptor takes of a link beside its bytes, as bytes: 2 us at 4 GB/s."""
@@ -23,8 +23,8 @@ class Unposted:
     nbytes: int
     """Of those that are not posted."""
     at: int = 0
-    costs: NDArray[np.int64] | None = None
-    """[n + 1]: of all extents before the i-th; made where a part is posted piece by piece."""
+    costs: list[int] | None = None
+    """n + 1: of all extents before the i-th; made where a part is posted piece by piece."""
 
     @property
     def is_posted(self) -> bool:
@@ -38,10 +38,9 @@ class Unposted:
         else:
             if self.costs is None:
                 self.costs = _costs_before(self.extents)
-            limit = int(self.costs[self.at]) + credit
-            stop = int(np.searchsorted(self.costs, limit, side="right")) - 1
+            stop = bisect.bisect_right(self.costs, self.costs[self.at] + credit) - 1
             taken = self.extents[self.at : stop]
-            nbytes = int(taken[:, 2].sum())
+            nbytes = nbytes_of(taken)
         self.at += len(taken)
         self.nbytes -= nbytes
         return taken, nbytes
@@ -68,7 +67,13 @@ def cost_of(nbytes: int, num_descriptors: int) -> int:
     return nbytes + num_descriptors * DESCRIPTOR_COST_NBYTES
 
 
-def _costs_before(extents: ExtentRows) -> NDArray[np.int64]:
+def nbytes_of(extents: ExtentRows) -> int:
+    """Return the bytes of all of them."""
+    sizes = extents[:, 2]
+    return sum(sizes.tolist()) if len(sizes) <= FEW_ROWS else int(sizes.sum())
+
+
+def _costs_before(extents: ExtentRows) -> list[int]:
     costs = np.zeros(len(extents) + 1, dtype=np.int64)
     np.cumsum(extents[:, 2] + DESCRIPTOR_COST_NBYTES, out=costs[1:])
-    return costs
+    return costs.tolist()

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from core.errors import InternalError
 from core.ids import Incarnation, OperationId, Owner
-from transfer.flows import DESCRIPTOR_COST_NBYTES, Flow, Unposted, cost_of
+from transfer.flows import DESCRIPTOR_COST_NBYTES, Flow, Unposted, cost_of, nbytes_of
 from transfer.quanta import EndedRead, Quantum, QueueLimits, ReadPart
 from transfer.split import joined, split
 from transfer.transport import ExtentRows
@@ -181,7 +181,7 @@ class ReadQueue:
         if flow is None:
             flow = self._flows[key] = Flow(key[1])
             self._rotation.append(key)
-        flow.parts.append(Unposted(operation, rows, int(rows[:, 2].sum())))
+        flow.parts.append(Unposted(operation, rows, nbytes_of(rows)))
 
     def _has_room(self, peer: Incarnation) -> bool:
         of_peer = self._in_flight[peer]

@@ -4,12 +4,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from transfer.transport import ExtentRows
+from transfer.transport import FEW_ROWS, ExtentRows
 
 
 def split(extents: ExtentRows, max_nbytes: int) -> ExtentRows:
     """Return the same bytes in the same order, in extents of at most ``max_nbytes``."""
-    if not len(extents) or extents[:, 2].max() <= max_nbytes:
+    sizes = extents[:, 2]
+    if not len(sizes):
+        return extents
+    largest = max(sizes.tolist()) if len(sizes) <= FEW_ROWS else sizes.max()
+    if largest <= max_nbytes:
         return extents
     counts = -(-extents[:, 2] // max_nbytes)
     rows = np.repeat(extents, counts, axis=0)

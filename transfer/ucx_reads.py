@@ -114,13 +114,7 @@ class OneSidedReads:
 
     def post(self, read: ReadId, descriptors: Descriptors) -> None:
         """See ``UcxReads.post``."""
-        todo = zip(
-            descriptors.local.tolist(),
-            descriptors.remote.tolist(),
-            descriptors.nbytes.tolist(),
-            strict=True,
-        )
-        self._reads[read] = _Gets(deque(todo))
+        self._reads[read] = _Gets(deque(descriptors.addresses()))
         self._fill()
 
     def take_landed(self) -> list[ReadId]:
