@@ -94,8 +94,8 @@ class WorkerMetrics:
 
     def describe(self, *, version: str, config: dict[str, str]) -> None:
         """Export what runs here as ``sluice_build_info`` and ``sluice_config_info``."""
-        build = Info("sluice_build", "Version of this process", registry=self.registry)
-        build.info({"version": version})
+        build = Info("sluice_build", "Version of this process", ("role",), registry=self.registry)
+        build.labels(self._role).info({"version": version})
         described = Info(
             "sluice_config", "What peers must agree on", ("role",), registry=self.registry
         )

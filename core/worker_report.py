@@ -27,6 +27,7 @@ from core.metrics import MetricsServer
 from core.router_link import RouterLink
 from core.trace import Recorder
 from core.version import VERSION
+from core.vllm_aliases import VllmAliases
 from core.worker_context import WorkerContext
 from core.worker_metrics import WorkerMetrics
 
@@ -154,6 +155,11 @@ class WorkerReport:
                 "transport": transport,
             },
         )
+        if self._context.config.metrics.vllm_aliases:
+            aliases = VllmAliases(
+                self._context.served_name, self._load, block_size=layout.block_size
+            )
+            self.metrics.registry.register(aliases)
 
     async def run(self) -> None:
         """Report to the router until cancelled."""

@@ -85,6 +85,11 @@ class Dispatcher:
             self._num_pending -= len(specs)
 
     @property
+    def num_unplaced(self) -> int:
+        """Of ``num_pending``, those that no worker has."""
+        return self._num_pending - len(self._attempts)
+
+    @property
     def num_pending(self) -> int:
         """Sequences in the router now."""
         return self._num_pending
@@ -106,7 +111,8 @@ class Dispatcher:
             attempt.has_output = True
             self._trace(attempt.owner, "first_token")
         try:
-            delta = attempt.sequence.feed(output)
+            with self.metrics.overhead("output"):
+                delta = attempt.sequence.feed(output)
         except Exception as error:
             log.exception(
                 "event=feed_failed request=%s attempt=%d", output.request_id, output.attempt
@@ -164,11 +170,11 @@ class Dispatcher:
                 await self._run(generation, index)
         except TimeoutError:
             self._trace(ended, "failed", reason=f"over {timeout_s} s")
-            self.metrics.cancellations.labels(cause="timeout").inc()
+            self._count_cancelled(sequence, "timeout")
             generation.fail(GenerationTimeoutError(f"the request took longer than {timeout_s} s"))
         except asyncio.CancelledError:
             self._trace(ended, "left", cause=generation.end_cause)
-            self.metrics.cancellations.labels(cause=generation.end_cause).inc()
+            self._count_cancelled(sequence, generation.end_cause)
             raise
         except Exception as error:  # noqa: BLE001 - the top of a request: it ends with the error
             log.info("event=failed error=%s reason=%s", type(error).__name__, error)
@@ -184,6 +190,10 @@ class Dispatcher:
                 len(sequence.token_ids),
             )
             generation.end(index)
+
+    def _count_cancelled(self, sequence: Sequence, cause: str) -> None:
+        stage = "decode" if sequence.token_ids else "prefill"
+        self.metrics.cancellations.labels(stage=stage, cause=cause).inc()
 
     async def _run(self, generation: Generation, index: int) -> None:
         """Make attempts until one finishes.
@@ -219,7 +229,8 @@ class Dispatcher:
         try:
             async with asyncio.timeout(wait_s):
                 while True:
-                    route = self._choose(sequence, avoid)
+                    with self.metrics.overhead("choose"):
+                        route = self._choose(sequence, avoid)
                     link = None if route is None else self.fleet.link(route.decode)
                     if route is not None and link is not None:
                         return link, route

@@ -78,6 +78,7 @@ class Fleet:
         self._probe_token_id = probe_token_id
         self._incarnation: Incarnation = new_incarnation()
         self._links: dict[WorkerId, DecodeLink] = {}
+        self._lives: dict[WorkerId, Incarnation] = {}
         self._peers = Peers(prefill=())
         self._refused: set[Incarnation] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -155,6 +156,7 @@ class Fleet:
         now_s = asyncio.get_running_loop().time()
         change = self.registry.observe(heartbeat, now_s=now_s)
         if change is not Change.NONE:
+            self._count_life(heartbeat)
             log.info(
                 "event=worker_%s worker=%s role=%s incarnation=%s address=%s",
                 change.name.lower(),
@@ -167,6 +169,13 @@ class Fleet:
         if heartbeat.role == "decode" and worker is not None:
             self._keep_linked(worker)
         self._notify()
+
+    def _count_life(self, heartbeat: Heartbeat) -> None:
+        """Count a process that has taken the place of an earlier one."""
+        worker_id, incarnation = heartbeat.worker_id, heartbeat.incarnation
+        if self._lives.get(worker_id, incarnation) != incarnation:
+            self._metrics.worker_restarts.labels(role=heartbeat.role).inc()
+        self._lives[worker_id] = incarnation
 
     def _keep_linked(self, worker: Worker) -> None:
         link = self._links.get(worker.worker_id)

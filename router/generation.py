@@ -7,6 +7,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Literal
 
+from core.errors import RequestError
 from router.metrics import RouterMetrics
 from router.sequence import Delta, Sequence
 
@@ -37,6 +38,8 @@ class Generation:
         self._num_running = len(self.sequences)
         self._error: BaseException | None = None
         self._news = asyncio.Event()
+        self._metrics = metrics
+        self._model = model
         self._timers = [_TokenTimer(metrics, model) for _ in self.sequences]
 
     def put(self, index: int, delta: Delta) -> None:
@@ -56,6 +59,8 @@ class Generation:
         """Record that a sequence failed, and with it the request; the first error counts."""
         if self.end_cause == "client":
             self.end_cause = "failed"
+        if self._error is None and not isinstance(error, RequestError):
+            self._metrics.count_in_time(self._model, ttft=False, itl=False)
         self._error = self._error or error
         self._news.set()
 
@@ -102,9 +107,17 @@ class _TokenTimer:
         self._num_tokens += num_tokens
 
     def end(self, sequence: Sequence) -> None:
+        mean_s = 0.0
         if self._first_s is not None and self._num_tokens > 1:
             mean_s = (self._last_s - self._first_s) / (self._num_tokens - 1)
             self._metrics.time_per_output_token.labels(model=self._model).observe(mean_s)
+        if self._first_s is not None:
+            goals = self._metrics.goals
+            self._metrics.count_in_time(
+                self._model,
+                ttft=self._first_s - self._start_s <= goals.ttft_s,
+                itl=mean_s <= goals.itl_s,
+            )
         self._metrics.output_tokens.labels(model=self._model).observe(len(sequence.token_ids))
         if sequence.stats is not None:
             self._metrics.cached_tokens.labels(model=self._model).observe(

@@ -3,28 +3,51 @@
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Final, Literal
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from core.deployment_config import RouterConfig
+from core.version import VERSION
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 Stage = Literal["tokenize", "route", "generate"]
+Phase = Literal["choose", "output"]
+"""Of the router's own work: picking an attempt's workers; an output's tokens to text."""
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-_TOKEN_GAP_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+_TOKEN_GAP_S = (
+    *(0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5),
+    *(5.0, 10.0, 30.0, 60.0),
+)
 _DURATION_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_OVERHEAD_S = (0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5)
 _STAGE_S = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
 _TOKENS = tuple(float(2**power) for power in range(18))
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyGoals:
+    """What counts as in time; in seconds."""
+
+    ttft_s: float = RouterConfig().slo_ttft_s
+    itl_s: float = RouterConfig().slo_itl_s
+    """Mean over a sequence's tokens after the first."""
 
 
 class RouterMetrics:
     """One router's metrics in a registry of its own, so that two routers fit in one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, goals: LatencyGoals | None = None) -> None:
         self.registry = CollectorRegistry()
+        self.goals = LatencyGoals() if goals is None else goals
         self._add_requests()
         self._add_latencies()
+        self._add_goals()
         self._add_routing()
+        build = Info("sluice_build", "Version of this process", ["role"], registry=self.registry)
+        build.labels("router").info({"version": VERSION})
 
     def _add_requests(self) -> None:
         self.requests = Counter(
@@ -41,8 +64,9 @@ class RouterMetrics:
         )
         self.cancellations = Counter(
             "sluice_cancellations_total",
-            "Sequences cancelled by the client, a timeout, a shutdown or a failed sibling",
-            ["cause"],
+            "Sequences cancelled by the client, a timeout, a shutdown or a failed sibling; stage:"
+            " what they waited for, a first token (prefill) or more (decode)",
+            ["stage", "cause"],
             registry=self.registry,
         )
         self.input_tokens = self._tokens("sluice_input_tokens", "Prompt tokens of a sequence")
@@ -94,7 +118,41 @@ class RouterMetrics:
             registry=self.registry,
         )
 
+    def _add_goals(self) -> None:
+        self._in_time = Counter(
+            "sluice_slo_requests_total",
+            "Ended sequences by whether they were in time; cancelled ones are left out",
+            ["model", "slo", "met"],
+            registry=self.registry,
+        )
+        seconds = Gauge(
+            "sluice_slo_seconds", "What counts as in time", ["slo"], registry=self.registry
+        )
+        seconds.labels("ttft").set(self.goals.ttft_s)
+        seconds.labels("itl").set(self.goals.itl_s)
+
+    def count_in_time(self, model: str, *, ttft: bool, itl: bool) -> None:
+        """One sequence ended; each goal was met or not."""
+        for slo, met in (("ttft", ttft), ("itl", itl), ("both", ttft and itl)):
+            self._in_time.labels(model=model, slo=slo, met=str(met).lower()).inc()
+
     def _add_routing(self) -> None:
+        overhead = Histogram(
+            "sluice_router_overhead_seconds",
+            "The router's own work for one attempt (choose) or one output (output)",
+            ["phase"],
+            buckets=_OVERHEAD_S,
+            registry=self.registry,
+        )
+        self._overhead = {phase: overhead.labels(phase=phase) for phase in get_args(Phase)}
+        self.worker_restarts = Counter(
+            "sluice_worker_restarts_total",
+            "New processes that reported in the place of earlier ones",
+            ["role"],
+            registry=self.registry,
+        )
+        for role in ("prefill", "decode"):
+            self.worker_restarts.labels(role=role)
         self.route_decisions = Counter(
             "sluice_route_decisions_total",
             "Attempts sent to a worker",
@@ -125,6 +183,15 @@ class RouterMetrics:
             ["role", "state"],
             registry=self.registry,
         )
+
+    @contextmanager
+    def overhead(self, phase: Phase) -> Generator[None]:
+        """Time what is done inside as the router's own work."""
+        start_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._overhead[phase].observe(time.monotonic() - start_s)
 
     @contextmanager
     def stage(self, stage: Stage) -> Generator[None]:

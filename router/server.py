@@ -14,11 +14,13 @@ import uvicorn
 from core.channel import ChannelKeys
 from core.config import SluiceConfig
 from core.errors import ConfigError
+from core.messages import WorkerLoad
 from core.trace import Recorder
+from core.vllm_aliases import VllmAliases, total_load
 from router.api import RouterAPI, create_app
 from router.dispatch import Dispatcher
 from router.fleet import Fleet
-from router.metrics import RouterMetrics
+from router.metrics import LatencyGoals, RouterMetrics
 from router.model_card import ModelCard
 
 log = logging.getLogger(__name__)
@@ -69,7 +71,9 @@ async def run_router(context: RouterContext, stop: asyncio.Event) -> None:
         context.model_path, name=context.served_name, max_model_len=config.model.max_model_len
     )
     with _bound_socket(config.router.host, config.router.port) as http_socket:
-        metrics = RouterMetrics()
+        metrics = RouterMetrics(
+            LatencyGoals(ttft_s=config.router.slo_ttft_s, itl_s=config.router.slo_itl_s)
+        )
         fleet = Fleet(
             config,
             host=context.host,
@@ -80,6 +84,8 @@ async def run_router(context: RouterContext, stop: asyncio.Event) -> None:
             recorder=Recorder(time.monotonic, max_requests=config.trace_requests),
         )
         dispatcher = Dispatcher(config, fleet, card.tokenizer, metrics, card.name)
+        if config.metrics.vllm_aliases:
+            _export_vllm_aliases(metrics, config, fleet, dispatcher)
         max_body_nbytes = config.router.max_body_mib * 2**20
         app = create_app(RouterAPI(card, fleet, dispatcher, metrics, max_body_nbytes))
         server = _Server(_uvicorn_config(app))
@@ -106,6 +112,20 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Generator[None]:
         """Capture none."""
         yield
+
+
+def _export_vllm_aliases(
+    metrics: RouterMetrics, config: SluiceConfig, fleet: Fleet, dispatcher: Dispatcher
+) -> None:
+    """Export the decode workers' load as one, as for a gateway the router is the endpoint."""
+
+    def load() -> WorkerLoad:
+        workers = fleet.registry.workers("decode")
+        loads = [worker.heartbeat.load for worker in workers]
+        return total_load(loads, num_waiting=dispatcher.num_unplaced)
+
+    block_size = config.for_role("decode").cache.block_size
+    metrics.registry.register(VllmAliases(dispatcher.model, load, block_size=block_size))
 
 
 def _uvicorn_config(app: object) -> uvicorn.Config:
