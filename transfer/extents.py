@@ -95,15 +95,16 @@ def merge_pairs(pairs: Pairs, part: Part) -> ExtentRows:
 
 def _merge_few(pairs: Pairs, part: Part) -> ExtentRows:
     """Return what ``merge_pairs`` does, for as many pairs as a loop is faster for."""
+    size, offset, nbytes = part.block_nbytes, part.offset, part.nbytes
     rows: list[list[int]] = []
-    follower: list[int] | None = None
-    for pair in pairs.tolist():
-        if pair == follower:
-            rows[-1][2] += part.nbytes
+    next_local = next_remote = -1
+    for local, remote in pairs.tolist():
+        if local == next_local and remote == next_remote:
+            rows[-1][2] += nbytes
         else:
-            local, remote = (block * part.block_nbytes + part.offset for block in pair)
-            rows.append([local, remote, part.nbytes])
-        follower = [block + 1 for block in pair] if part.is_whole else None
+            rows.append([local * size + offset, remote * size + offset, nbytes])
+        if part.is_whole:
+            next_local, next_remote = local + 1, remote + 1
     return np.array(rows, dtype=np.int64).reshape(-1, 3)
 
 

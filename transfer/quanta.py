@@ -15,11 +15,15 @@ class QueueLimits:
     """How much is in flight, and how finely requests take turns."""
 
     quantum_nbytes: int
-    """Of one request's turn: no extent is longer, and no quantum has twice that."""
+    """Of one request's turn: no extent is longer, and no quantum has twice that while others wait
+    for their turns."""
     max_peer_nbytes: int
     max_total_nbytes: int
     """In flight, above which nothing is posted; but each peer always has one quantum, so that no
     peer waits for one that does not answer."""
+    lone_quantum_nbytes: int = 0
+    """Of a turn while nobody else has something to post, as far as that is more and the bounds
+    above leave room for it: each quantum costs its reader some time beside its bytes."""
 
 
 @dataclass(frozen=True, slots=True)

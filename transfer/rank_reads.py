@@ -23,6 +23,8 @@ from transfer.transport import Extent, PathKind, ReadOutcome, Transport, rows_of
 
 QUANTUM_NBYTES: Final = 2 * 2**20
 """Measured over shared memory: with less, the turns between cost a tenth of a long read."""
+LONE_QUANTUM_NBYTES: Final = 8 * 2**20
+"""While one request reads alone: fewer turns, and a third of the time beside the copy."""
 WARM_UP_NBYTES: Final = 64
 _TURN_S = 0.0005
 """For how long one turn posts: over shared memory the post of a quantum is its copy."""
@@ -37,6 +39,7 @@ def queue_limits(config: TransferConfig) -> QueueLimits:
         quantum_nbytes=min(QUANTUM_NBYTES, total),
         max_peer_nbytes=max(1, total // _NUM_PEERS_AT_LIMIT),
         max_total_nbytes=total,
+        lone_quantum_nbytes=LONE_QUANTUM_NBYTES,
     )
 
 

@@ -49,7 +49,8 @@ class _Operation:
 class ReadQueue:
     """Deficit round robin by bytes over owners; a descriptor counts as some bytes.
 
-    An owner whose turn it is posts one quantum. So a short read waits for one quantum of each
+    An owner whose turn it is posts one quantum, a longer one where nobody else has anything to
+    post. So a short read waits for one quantum of each
     other owner at most, and for what is in flight, never for the whole of a long read. Whoever
     reads from a peer that has enough in flight is passed over and loses nothing by it.
 
@@ -119,7 +120,7 @@ class ReadQueue:
             if not self._has_room(flow.peer):
                 self._rotation.append(key)
                 continue
-            flow.credit += self._limits.quantum_nbytes + DESCRIPTOR_COST_NBYTES
+            flow.credit += self._turn_nbytes(flow.peer) + DESCRIPTOR_COST_NBYTES
             quantum = self._take(flow)
             if flow.parts:
                 self._rotation.append(key)
@@ -189,6 +190,17 @@ class ReadQueue:
             of_peer < self._limits.max_peer_nbytes
             and self._total_in_flight < self._limits.max_total_nbytes
         )
+
+    def _turn_nbytes(self, peer: Incarnation) -> int:
+        """Return what the turn of a flow that is not in the rotation is worth."""
+        limits = self._limits
+        if self._rotation:
+            return limits.quantum_nbytes
+        room = min(
+            limits.max_peer_nbytes - self._in_flight[peer],
+            limits.max_total_nbytes - self._total_in_flight,
+        )
+        return max(limits.quantum_nbytes, min(limits.lone_quantum_nbytes, room))
 
     def _take(self, flow: Flow) -> Quantum:
         """Return what the credit of ``flow`` pays for; it always pays for one extent."""

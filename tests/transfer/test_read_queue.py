@@ -4,6 +4,7 @@ Without the queue a 64 MB read over shared memory, where a post is the copy, hol
 for its whole length, and a short request behind it waits as long.
 """
 
+import dataclasses
 import itertools
 import random
 from collections import Counter
@@ -87,6 +88,24 @@ def test_a_long_read_is_cut_and_a_short_one_waits_for_one_quantum_of_each_other(
     assert turns.index((short,)) <= 2
     assert max(quantum.nbytes for quantum in link.posted) == QUANTUM
     assert len(link.ends) == 3
+
+
+def test_a_read_that_is_alone_has_longer_turns_within_the_bounds_until_another_comes() -> None:
+    link = Link(dataclasses.replace(LIMITS, lone_quantum_nbytes=3 * QUANTUM))
+    link.add(who("long"), (P, rows((0, 0, 100 * QUANTUM))))
+    link.post()
+    assert [quantum.nbytes for quantum in link.posted] == [2 * QUANTUM, 2 * QUANTUM]
+    assert link.queue.in_flight_nbytes == LIMITS.max_peer_nbytes
+    assert max(quantum.extents[:, 2].max() for quantum in link.posted) == QUANTUM
+    # When another waits, too
+    short = link.add(who("short"), (P, rows((0, 0, 4096))))
+    link.land()
+    num_before = len(link.posted)
+    link.post()
+    # Then turns are short again, and the other has one of the next two
+    turns = link.posted[num_before : num_before + 2]
+    assert (short,) in [quantum.operations for quantum in turns]
+    assert max(quantum.nbytes for quantum in turns) <= QUANTUM
 
 
 def test_bandwidth_is_shared_by_bytes_whatever_the_size_of_blocks() -> None:
@@ -248,7 +267,9 @@ def test_joining_keeps_every_byte(parts: list[list[int]]) -> None:
         assert bytes_of(joined(made)) == bytes_of(np.concatenate(made))
 
 
-SMALL = QueueLimits(quantum_nbytes=64, max_peer_nbytes=200, max_total_nbytes=300)
+SMALL = QueueLimits(
+    quantum_nbytes=64, max_peer_nbytes=200, max_total_nbytes=300, lone_quantum_nbytes=150
+)
 
 
 class Draws:
