@@ -25,12 +25,14 @@ class RouterLink:
         keys: ChannelKeys,
         worker_id: WorkerId,
         incarnation: Incarnation,
+        drain: asyncio.Event,
         heartbeat: Callable[[], Heartbeat],
         answer: Callable[[AnyMessage], Awaitable[AnyMessage | None]],
     ) -> None:
         self._address = address
         self._keys = keys
         self._hello = Hello(name=worker_id, incarnation=incarnation)
+        self._drain = drain
         self._heartbeat = heartbeat
         self._answer = answer
 
@@ -59,13 +61,19 @@ class RouterLink:
     async def _report_over(self, channel: ClientChannel) -> None:
         """Report until the channel is lost."""
         listening = asyncio.create_task(self._answer_all(channel))
+        draining = asyncio.create_task(self._drain.wait())
         try:
             while not listening.done():
                 channel.send(self._heartbeat())
-                await asyncio.wait({listening}, timeout=HEARTBEAT_INTERVAL_S)
+                # That a drain began is told at once; after that there is no more such news.
+                news = {listening} if draining.done() else {listening, draining}
+                await asyncio.wait(
+                    news, timeout=HEARTBEAT_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED
+                )
             listening.result()
         finally:
             listening.cancel()
+            draining.cancel()
 
     async def _answer_all(self, channel: ClientChannel) -> None:
         """Answer the router's questions until the channel is lost; one holds up no other."""

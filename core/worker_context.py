@@ -22,3 +22,5 @@ class WorkerContext:
     keys: ChannelKeys
     host: str
     """Address of this machine that the other workers and the router reach."""
+    revision: str = ""
+    """Short name of what its role runs by, told in heartbeats and ``GET /status``."""

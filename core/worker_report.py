@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 
 from core.ids import Incarnation
+from core.lifecycle import Lifecycle
 from core.messages import (
     PROTOCOL_VERSION,
     AnyMessage,
@@ -104,6 +105,15 @@ class ReportedCache:
     """Carry out what a reset has queued; return when storage has it, or after so many seconds."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReportedServer:
+    """Where a worker is reached, and what for."""
+
+    address: str
+    max_model_len: int
+    """Tokens of prompt and output."""
+
+
 class WorkerReport:
     """One worker's report. Belongs to one event loop; create it inside that loop."""
 
@@ -111,19 +121,20 @@ class WorkerReport:
         self,
         role: Role,
         context: WorkerContext,
+        lifecycle: Lifecycle,
         *,
         incarnation: Incarnation,
-        address: str,
-        max_model_len: int,
+        server: ReportedServer,
         load: ReportedLoad,
         cache: ReportedCache,
         trace: Recorder,
     ) -> None:
         self._role: Role = role
         self._context = context
+        self._lifecycle = lifecycle
+        self._compat_hash = ""
         self._incarnation = incarnation
-        self._address = address
-        self._max_model_len = max_model_len
+        self._server = server
         self._queues = load.queues
         self._pool = load.pool
         self._cache = cache.control
@@ -137,6 +148,7 @@ class WorkerReport:
             keys=context.keys,
             worker_id=context.worker_id,
             incarnation=incarnation,
+            drain=lifecycle.drain,
             heartbeat=self._heartbeat,
             answer=self._answer,
         )
@@ -144,13 +156,14 @@ class WorkerReport:
     def describe(self, compatibility: Compatibility, *, transport: str) -> None:
         """Export what runs here: workers with another ``compat_hash`` exchange nothing with it."""
         layout = compatibility.kv_layout
+        self._compat_hash = _compat_hash(compatibility)
         self.metrics.describe(
             version=VERSION,
             config={
                 "model": self._context.served_name,
                 "kv_dtype": layout.dtype,
                 "block_size": str(layout.block_size),
-                "compat_hash": _compat_hash(compatibility),
+                "compat_hash": self._compat_hash,
                 "tp": str(compatibility.tensor_parallel_size),
                 "transport": transport,
             },
@@ -183,12 +196,15 @@ class WorkerReport:
             worker_id=self._context.worker_id,
             role=self._role,
             incarnation=self._incarnation,
-            address=self._address,
+            address=self._server.address,
             model=self._context.served_name,
-            max_model_len=self._max_model_len,
+            max_model_len=self._server.max_model_len,
             load=self._load(),
+            state="draining" if self._lifecycle.drain.is_set() else "ready",
             metrics_address=self._metrics_server.address,
             cache_epoch=self._cache.epoch,
+            compat_hash=self._compat_hash,
+            revision=self._context.revision,
         )
 
     async def _answer(self, message: AnyMessage) -> CacheReport | TraceReport | None:

@@ -96,6 +96,11 @@ class Requests:
         self._clock = asyncio.get_running_loop().time
         self._served: dict[Owner, Served] = {}
 
+    @property
+    def num_live(self) -> int:
+        """Requests without their last word."""
+        return len(self._served)
+
     # From routers
 
     def take(self, client: ClientId, request: Generate) -> bool:

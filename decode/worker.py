@@ -9,6 +9,7 @@ from blockmgr.fences import KVWriters
 from blockmgr.worker_blocks import WorkerBlocks
 from core.channel import ClientId, ClientLost, ServerChannel
 from core.ids import Incarnation, new_incarnation
+from core.lifecycle import Lifecycle, Work
 from core.messages import (
     Abort,
     AnyMessage,
@@ -18,10 +19,9 @@ from core.messages import (
     Refused,
     Welcome,
 )
-from core.tasks import run_until
 from core.trace import Recorder
 from core.worker_context import WorkerContext
-from core.worker_report import ReportedCache, ReportedLoad, WorkerReport
+from core.worker_report import ReportedCache, ReportedLoad, ReportedServer, WorkerReport
 from decode.delivery import Delivery, Loss
 from decode.receiver_opening import open_receiver
 from decode.requests import Requests
@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 5.0
 
 
-async def run_decode(context: WorkerContext, stop: asyncio.Event) -> None:
-    """Serve as decode worker until ``stop``.
+async def run_decode(context: WorkerContext, lifecycle: Lifecycle) -> None:
+    """Serve as decode worker until ``stop`` or until the end of a drain.
 
     Raises:
         ConfigError: the model, a size or a port cannot be used.
@@ -48,9 +48,9 @@ async def run_decode(context: WorkerContext, stop: asyncio.Event) -> None:
     incarnation = new_incarnation()
     ranks = await Ranks.start(context, "decode", incarnation=incarnation)
     try:
-        worker = DecodeWorker(context, ranks, incarnation)
+        worker = DecodeWorker(context, ranks, incarnation, lifecycle)
         try:
-            await worker.serve(stop)
+            await worker.serve()
         finally:
             await worker.close()
     finally:
@@ -60,12 +60,19 @@ async def run_decode(context: WorkerContext, stop: asyncio.Event) -> None:
 class DecodeWorker:
     """The only place on decode where tokens, blocks and transfers meet; it decides nothing."""
 
-    def __init__(self, context: WorkerContext, ranks: Ranks, incarnation: Incarnation) -> None:
+    def __init__(
+        self,
+        context: WorkerContext,
+        ranks: Ranks,
+        incarnation: Incarnation,
+        lifecycle: Lifecycle,
+    ) -> None:
         config = context.config
         engine = ranks.engine
         self._context = context
         self._ranks = ranks
         self._incarnation = incarnation
+        self._lifecycle = lifecycle
         self._clock = asyncio.get_running_loop().time
         watched = WorkerBlocks.make(
             engine.layout,
@@ -102,9 +109,9 @@ class DecodeWorker:
         self._report = WorkerReport(
             "decode",
             context,
+            lifecycle,
             incarnation=self._incarnation,
-            address=self._server.address,
-            max_model_len=engine.max_model_len,
+            server=ReportedServer(self._server.address, engine.max_model_len),
             load=ReportedLoad(self._scheduler, self._blocks),
             cache=ReportedCache(watched.control, self._finish_reset),
             trace=recorder,
@@ -151,8 +158,8 @@ class DecodeWorker:
         transport = "none" if self._receiver is None else self._receiver.transport
         self._report.describe(engine.compatibility, transport=transport)
 
-    async def serve(self, stop: asyncio.Event) -> None:
-        """Serve until ``stop`` or until a part of the worker fails.
+    async def serve(self) -> None:
+        """Serve until ``stop``, the end of a drain, or until a part of the worker fails.
 
         Raises:
             ConfigError: the storage tier cannot be used.
@@ -162,7 +169,15 @@ class DecodeWorker:
         parts = [self._receive(), self._steps.run(), self._report.run(), self._ranks.watch()]
         if self._receiver is not None:
             parts.append(self._receiver.run())
-        await run_until(stop, *parts)
+        await self._lifecycle.run(self._work(), *parts)
+
+    def _work(self) -> Work:
+        return Work(
+            self._incarnation,
+            is_idle=lambda: self._requests.num_live == 0,
+            num_steps=lambda: self._steps.num_completed,
+            oldest_step_at=self._steps.oldest_submitted_at,
+        )
 
     async def close(self) -> None:
         """Stop everything that this worker has started, reads in progress last of all."""

@@ -12,8 +12,10 @@ from typing import Any, Protocol
 import ray
 import uvloop
 
+from core.channel import Party
 from core.errors import ConfigError, MemoryCorruptionError
-from core.logs import set_up_logging
+from core.lifecycle import Lifecycle, WorkerHealth
+from core.logs import LogFormat, set_up_logging
 from core.parent import die_with_parent
 
 log = logging.getLogger(__name__)
@@ -34,8 +36,26 @@ class Service(Protocol):
         """Of the process."""
         ...
 
-    def run(self, stop: asyncio.Event) -> Coroutine[Any, Any, None]:
-        """Serve until ``stop``. A ``ConfigError`` is final; anything else is a crash."""
+    @property
+    def log_format(self) -> LogFormat:
+        """Of the process."""
+        ...
+
+    @property
+    def role(self) -> Party:
+        """What it serves as."""
+        ...
+
+    @property
+    def revision(self) -> str:
+        """Short name of what it runs by."""
+        ...
+
+    def run(self, lifecycle: Lifecycle) -> Coroutine[Any, Any, None]:
+        """Serve until ``stop`` or the end of a drain.
+
+        A ``ConfigError`` is final; anything else is a crash.
+        """
         ...
 
 
@@ -45,6 +65,9 @@ class ProcessIdentity:
 
     pid: int
     host: str
+    name: str
+    role: Party
+    revision: str
 
 
 class ServiceActor:
@@ -57,12 +80,17 @@ class ServiceActor:
 
     def __init__(self, service: Service) -> None:
         die_with_parent()
-        set_up_logging(service.log_level, worker=service.name)
+        set_up_logging(
+            service.log_level,
+            worker=service.name,
+            role=service.role,
+            log_format=service.log_format,
+        )
         self._service = service
         self._error: str | None = None
         self._ended = threading.Event()
         self._loop = uvloop.new_event_loop()
-        self._stop = asyncio.Event()
+        self._lifecycle = Lifecycle()
         threading.Thread(target=self._run, name=service.name, daemon=True).start()
 
     def __repr__(self) -> str:
@@ -70,7 +98,18 @@ class ServiceActor:
 
     def identity(self) -> ProcessIdentity:
         """Return who runs; answers as soon as the process is up."""
-        return ProcessIdentity(pid=os.getpid(), host=socket.gethostname())
+        service = self._service
+        return ProcessIdentity(
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            name=service.name,
+            role=service.role,
+            revision=service.revision,
+        )
+
+    def health(self) -> WorkerHealth:
+        """Return how the service is. Answers though its event loop stands still."""
+        return self._lifecycle.health()
 
     def expect_stop(self) -> None:
         """Log errors alone from now on: that peers end is no news while all are stopped."""
@@ -78,13 +117,17 @@ class ServiceActor:
 
     def stop(self) -> None:
         """Ask the service to end. Returns at once; ``ended`` tells when it has."""
-        self._loop.call_soon_threadsafe(self._stop.set)
+        self._loop.call_soon_threadsafe(self._lifecycle.stop.set)
+
+    def drain(self) -> None:
+        """Have the service take nothing new and end when it has nothing left. Returns at once."""
+        self._loop.call_soon_threadsafe(self._lifecycle.drain.set)
 
     def ended(self) -> str | None:
-        """Wait, for the actor's life, until the service has ended after ``stop`` or for good.
+        """Wait, for the actor's life, until the service has ended as it was told, or for good.
 
         Returns:
-            None after a stop, or the config error that no restart can mend.
+            None after a stop or drain, or the config error that no restart can mend.
         """
         self._ended.wait()
         return self._error
@@ -92,7 +135,7 @@ class ServiceActor:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_until_complete(self._service.run(self._stop))
+            self._loop.run_until_complete(self._service.run(self._lifecycle))
         except ConfigError as error:
             self._error = str(error)
         except MemoryCorruptionError as error:
@@ -102,7 +145,8 @@ class ServiceActor:
         except BaseException:
             log.exception("event=crashed service=%s", self._service.name)
             self._exit()
-        if self._error is None and not self._stop.is_set():
+        was_told = self._lifecycle.stop.is_set() or self._lifecycle.drain.is_set()
+        if self._error is None and not was_told:
             log.error("event=ended_untold service=%s", self._service.name)
             self._exit()
         self._ended.set()

@@ -1,6 +1,5 @@
 """The services of a deployment: the router and the two kinds of worker, as actors run them."""
 
-import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,8 @@ import ray.util
 from core.channel import ChannelKeys, Party
 from core.config import SluiceConfig
 from core.key_files import load_keys
+from core.lifecycle import Lifecycle
+from core.logs import LogFormat
 from core.messages import Role
 from core.worker_context import WorkerContext
 from deploy.model_source import resolve_model
@@ -29,15 +30,30 @@ class RouterService:
         return "router"
 
     @property
+    def role(self) -> Party:
+        """A router."""
+        return "router"
+
+    @property
+    def revision(self) -> str:
+        """Of its context."""
+        return self.context.revision
+
+    @property
     def log_level(self) -> str:
         """As configured."""
         return self.context.config.log_level
 
-    def run(self, stop: asyncio.Event) -> Coroutine[Any, Any, None]:
-        """Serve the API until ``stop``."""
+    @property
+    def log_format(self) -> LogFormat:
+        """As configured."""
+        return self.context.config.log_format
+
+    def run(self, lifecycle: Lifecycle) -> Coroutine[Any, Any, None]:
+        """Serve the API until ``stop``, or until the end of a drain."""
         context = self.context
         return run_router(
-            replace(context, keys=keys_of(context.config, "router", context.keys)), stop
+            replace(context, keys=keys_of(context.config, "router", context.keys)), lifecycle
         )
 
 
@@ -54,22 +70,32 @@ class WorkerService:
         return self.context.worker_id
 
     @property
+    def revision(self) -> str:
+        """Of its context."""
+        return self.context.revision
+
+    @property
     def log_level(self) -> str:
         """As configured."""
         return self.context.config.log_level
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Serve until ``stop``, on whichever machine Ray has placed it."""
+    @property
+    def log_format(self) -> LogFormat:
+        """As configured."""
+        return self.context.config.log_format
+
+    async def run(self, lifecycle: Lifecycle) -> None:
+        """Serve until ``stop`` or the end of a drain, on whichever machine Ray has placed it."""
         context = replace(self.with_keys(), model_path=self._model_path(), host=self._host())
         # Imported here: the driver and the router never load torch.
         if self.role == "prefill":
             from prefill.worker import run_prefill  # noqa: PLC0415
 
-            await run_prefill(context, stop)
+            await run_prefill(context, lifecycle)
         else:
             from decode.worker import run_decode  # noqa: PLC0415
 
-            await run_decode(context, stop)
+            await run_decode(context, lifecycle)
 
     def with_keys(self) -> WorkerContext:
         """Return the context with the keys of this machine.

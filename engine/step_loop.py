@@ -1,12 +1,20 @@
 """Keeps the engine fed: the next step is scheduled before the output of the last is read."""
 
 import asyncio
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from core.errors import StepFailedError
 from core.ids import StepSeq
 from engine.batch import StepBatch, StepOutput
 from engine.executor import StepExecutor, StepRunner
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    batch: StepBatch
+    submitted_at: float
 
 
 class StepLoop:
@@ -44,7 +52,8 @@ class StepLoop:
         self._layers = layers
         self._loop = asyncio.get_running_loop()
         self._executor = StepExecutor(runner, self._report, self._report_layers)
-        self._in_flight: dict[StepSeq, StepBatch] = {}
+        self._in_flight: dict[StepSeq, _InFlight] = {}
+        self._num_completed = 0
         self._broken: asyncio.Future[None] = self._loop.create_future()
         self._wake_is_due = False
 
@@ -53,6 +62,19 @@ class StepLoop:
         if not self._wake_is_due:
             self._wake_is_due = True
             self._loop.call_soon(self._fill)
+
+    @property
+    def num_completed(self) -> int:
+        """Steps that have completed."""
+        return self._num_completed
+
+    def oldest_submitted_at(self) -> float | None:
+        """Return when the oldest step in flight was submitted (``time.monotonic``); None: none is.
+
+        Any thread may ask.
+        """
+        in_flight = list(self._in_flight.values())  # at once: the loop goes on meanwhile
+        return in_flight[0].submitted_at if in_flight else None
 
     async def run(self) -> None:
         """Serve until cancelled.
@@ -73,7 +95,7 @@ class StepLoop:
             batch = self._schedule()
             if batch is None:
                 return
-            self._in_flight[batch.step] = batch
+            self._in_flight[batch.step] = _InFlight(batch, time.monotonic())
             self._executor.submit(batch)
 
     def _report(self, step: StepSeq, result: StepOutput | StepFailedError) -> None:
@@ -88,14 +110,15 @@ class StepLoop:
 
     def _take_layers(self, step: StepSeq, mark: int) -> None:
         if self._layers is not None and not self._broken.done():
-            self._layers(self._in_flight[step], mark)
+            self._layers(self._in_flight[step].batch, mark)
 
     def _finish(self, step: StepSeq, result: StepOutput | StepFailedError) -> None:
-        batch = self._in_flight.pop(step)
+        batch = self._in_flight.pop(step).batch
         if isinstance(result, StepFailedError):
             self._fail(step)
             if not self._broken.done():
                 self._broken.set_exception(result)
             return
+        self._num_completed += 1
         self._complete(batch, result)
         self._fill()

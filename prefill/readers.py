@@ -90,6 +90,11 @@ class Readers:
                 "prefill one value of it, or add prefill workers"
             )
 
+    @property
+    def num_owners(self) -> int:
+        """Requests of all readers that are neither released, withdrawn nor expired."""
+        return len(self._asked)
+
     def refuse(self, owner: Owner, reason: str) -> None:
         """Tell the reader that ``owner``, just opened, is not computed here."""
         self._book.revoke(owner)

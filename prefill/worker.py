@@ -10,6 +10,7 @@ from blockmgr.worker_blocks import WorkerBlocks
 from core.channel import ClientId, ClientLost, ServerChannel
 from core.errors import HandshakeError, OverloadedError, RequestError
 from core.ids import Incarnation, Owner, new_incarnation
+from core.lifecycle import Lifecycle, Work
 from core.messages import (
     AnyMessage,
     Hello,
@@ -21,10 +22,9 @@ from core.messages import (
     Welcome,
     Withdraw,
 )
-from core.tasks import run_until
 from core.trace import Recorder
 from core.worker_context import WorkerContext
-from core.worker_report import ReportedCache, ReportedLoad, WorkerReport
+from core.worker_report import ReportedCache, ReportedLoad, ReportedServer, WorkerReport
 from engine.batch import StepBatch, StepOutput
 from engine.host_arena import HostArena
 from engine.step_loop import StepLoop
@@ -43,8 +43,8 @@ log = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 5.0
 
 
-async def run_prefill(context: WorkerContext, stop: asyncio.Event) -> None:
-    """Serve as prefill worker until ``stop``.
+async def run_prefill(context: WorkerContext, lifecycle: Lifecycle) -> None:
+    """Serve as prefill worker until ``stop`` or until the end of a drain.
 
     Raises:
         ConfigError: the model, a size or a port cannot be used.
@@ -53,9 +53,9 @@ async def run_prefill(context: WorkerContext, stop: asyncio.Event) -> None:
     incarnation = new_incarnation()
     ranks = await Ranks.start(context, "prefill", incarnation=incarnation)
     try:
-        worker = PrefillWorker(context, ranks, incarnation)
+        worker = PrefillWorker(context, ranks, incarnation, lifecycle)
         try:
-            await worker.serve(stop)
+            await worker.serve()
         finally:
             await worker.close()
     finally:
@@ -65,13 +65,20 @@ async def run_prefill(context: WorkerContext, stop: asyncio.Event) -> None:
 class PrefillWorker:
     """The only place on prefill where tokens, blocks and transfers meet; it decides nothing."""
 
-    def __init__(self, context: WorkerContext, ranks: Ranks, incarnation: Incarnation) -> None:
+    def __init__(
+        self,
+        context: WorkerContext,
+        ranks: Ranks,
+        incarnation: Incarnation,
+        lifecycle: Lifecycle,
+    ) -> None:
         config = context.config
         engine = ranks.engine
         self._context = context
         self._ranks = ranks
         self._engine = engine
         self._incarnation = incarnation
+        self._lifecycle = lifecycle
         self._clock = asyncio.get_running_loop().time
         watched = WorkerBlocks.make(
             engine.layout,
@@ -120,9 +127,9 @@ class PrefillWorker:
         self._report = WorkerReport(
             "prefill",
             context,
+            lifecycle,
             incarnation=self._incarnation,
-            address=self._server.address,
-            max_model_len=engine.max_model_len,
+            server=ReportedServer(self._server.address, engine.max_model_len),
             load=ReportedLoad(self._scheduler, self._blocks),
             cache=ReportedCache(watched.control, self._finish_reset),
             trace=recorder,
@@ -145,21 +152,29 @@ class PrefillWorker:
         )
         self._export_transfers()
 
-    async def serve(self, stop: asyncio.Event) -> None:
-        """Serve until ``stop`` or until a part of the worker fails.
+    async def serve(self) -> None:
+        """Serve until ``stop``, the end of a drain, or until a part of the worker fails.
 
         Raises:
             ConfigError: the storage tier cannot be used.
         """
         await self._mover.check()
         log.info("event=ready address=%s incarnation=%s", self._server.address, self._incarnation)
-        await run_until(
-            stop,
+        await self._lifecycle.run(
+            self._work(),
             self._receive(),
             self._steps.run(),
             self._report.run(),
             self._readers.run(),
             self._ranks.watch(),
+        )
+
+    def _work(self) -> Work:
+        return Work(
+            self._incarnation,
+            is_idle=lambda: self._readers.num_owners == 0,
+            num_steps=lambda: self._steps.num_completed,
+            oldest_step_at=self._steps.oldest_submitted_at,
         )
 
     async def close(self) -> None:

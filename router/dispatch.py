@@ -94,9 +94,13 @@ class Dispatcher:
         """Sequences in the router now."""
         return self._num_pending
 
+    def refuse(self) -> None:
+        """Refuse what comes from now on; what is pending goes on."""
+        self._is_stopping = True
+
     def stop(self) -> None:
         """Fail everything pending and refuse what comes: the router stops."""
-        self._is_stopping = True
+        self.refuse()
         for generation in list(self._generations):
             generation.end_cause = "shutdown"
             generation.fail(ShuttingDownError("the router is shutting down; try again"))

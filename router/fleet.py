@@ -76,7 +76,7 @@ class Fleet:
         self._keys = keys
         self._metrics = metrics
         self._probe_token_id = probe_token_id
-        self._incarnation: Incarnation = new_incarnation()
+        self.incarnation: Incarnation = new_incarnation()
         self._links: dict[WorkerId, DecodeLink] = {}
         self._lives: dict[WorkerId, Incarnation] = {}
         self._peers = Peers(prefill=())
@@ -88,16 +88,16 @@ class Fleet:
             host=host,
             port=control_port,
             keys=keys,
-            incarnation=self._incarnation,
+            incarnation=self.incarnation,
             welcome=lambda _client, _hello: Welcome(
-                worker_id=WorkerId("router"), incarnation=self._incarnation
+                worker_id=WorkerId("router"), incarnation=self.incarnation
             ),
             silence_s=self._silence_s,
         )
         self._control.rejects.export(metrics.registry)
         self.address = self._control.address
-        self.caches = CacheControl(self._control.send, incarnation=self._incarnation)
-        self.traces = TraceControl(self._control.send, recorder, incarnation=self._incarnation)
+        self.caches = CacheControl(self._control.send, incarnation=self.incarnation)
+        self.traces = TraceControl(self._control.send, recorder, incarnation=self.incarnation)
 
     async def run(self, listener: FleetListener) -> None:
         """Keep registry and links up to date until cancelled; then close everything."""
@@ -191,7 +191,7 @@ class Fleet:
         link = DecodeLink(
             worker.heartbeat,
             keys=self._keys,
-            router=self._incarnation,
+            router=self.incarnation,
             silence_s=self._silence_s,
             probe_token_id=self._probe_token_id,
         )

@@ -14,6 +14,7 @@ import uvicorn
 from core.channel import ChannelKeys
 from core.config import SluiceConfig
 from core.errors import ConfigError
+from core.lifecycle import Lifecycle, Work
 from core.messages import WorkerLoad
 from core.trace import Recorder
 from core.vllm_aliases import VllmAliases, total_load
@@ -56,12 +57,16 @@ class RouterContext:
     host: str
     """Address of this machine that workers reach."""
     control_port: int = 0
+    revision: str = ""
+    """Short name of what the router runs by."""
     on_ready: Callable[[RouterAddress], None] = _ignore
     """Called once, when both ports answer; workers may not have reported yet."""
 
 
-async def run_router(context: RouterContext, stop: asyncio.Event) -> None:
+async def run_router(context: RouterContext, lifecycle: Lifecycle) -> None:
     """Serve until ``stop`` is set; then fail what is pending and return within seconds.
+
+    A drain refuses what is new and ends when nothing is pending any more.
 
     Raises:
         ConfigError: the model folder or a port cannot be used. Nothing is left open.
@@ -91,14 +96,15 @@ async def run_router(context: RouterContext, stop: asyncio.Event) -> None:
         server = _Server(_uvicorn_config(app))
         host, port = http_socket.getsockname()[:2]
         address = RouterAddress(f"http://{host}:{port}", fleet.address)
-        log.info(
-            "event=serving http=%s control=%s model=%s", address.http, address.control, card.name
-        )
+        log.info("event=serving http=%s control=%s model=%s", address.http, address.control, card.name)
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server.serve(sockets=[http_socket]))
             reporting = group.create_task(fleet.run(dispatcher))
             context.on_ready(address)
-            await _wait_for_stop(stop, serving, reporting)
+            work = Work(fleet.incarnation, is_idle=lambda: dispatcher.num_pending == 0)
+            refusing = group.create_task(_refuse_from(lifecycle.drain, dispatcher))
+            await lifecycle.wait_end(work, serving, reporting)
+            refusing.cancel()
             dispatcher.stop()
             server.should_exit = True
             await serving
@@ -143,13 +149,11 @@ def _uvicorn_config(app: object) -> uvicorn.Config:
     )
 
 
-async def _wait_for_stop(stop: asyncio.Event, *tasks: asyncio.Task[None]) -> None:
-    """Wait for ``stop``, or for a task that ends by itself, which none should."""
-    stopping = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        stopping.cancel()
+async def _refuse_from(drain: asyncio.Event, dispatcher: Dispatcher) -> None:
+    """Refuse new requests from ``drain`` on."""
+    await drain.wait()
+    log.info("event=draining pending=%d", dispatcher.num_pending)
+    dispatcher.refuse()
 
 
 @contextmanager

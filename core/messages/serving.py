@@ -131,3 +131,7 @@ class Heartbeat(Message, frozen=True):
     metrics_address: Name = ""
     cache_epoch: Name = ""
     """Of the newest reset that the worker knows of."""
+    compat_hash: Name = ""
+    """KV crosses between workers of one such hash only."""
+    revision: Name = ""
+    """Of the worker's config; workers of one role have the same but for the time of an update."""

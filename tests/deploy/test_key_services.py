@@ -1,6 +1,5 @@
 """Keys in a folder are read where a process runs: the driver may not have them at all."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from core.config import SluiceConfig
 from core.errors import ConfigError
 from core.ids import WorkerId
 from core.key_files import load_keys, write_keys
+from core.lifecycle import Lifecycle
 from core.worker_context import WorkerContext
 from deploy.services import RouterService, WorkerService, keys_of
 from router.server import RouterContext
@@ -48,7 +48,7 @@ async def test_service_without_its_key_ends_with_one_line_that_names_the_file(
         config(tmp_path / "keys"), tmp_path, "model", given.of("router"), "127.0.0.1"
     )
     with pytest.raises(ConfigError, match=r"security\.keys_dir: .*router\.key: No such file"):
-        await RouterService(router).run(asyncio.Event())
+        await RouterService(router).run(Lifecycle())
     worker = WorkerContext(
         worker_id=WorkerId("decode-0"),
         config=config(tmp_path / "keys"),

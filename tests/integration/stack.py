@@ -25,6 +25,7 @@ from typing import Any
 from core.channel import DeploymentKeys, Party
 from core.config import SluiceConfig
 from core.ids import WorkerId
+from core.lifecycle import Lifecycle
 from core.logs import set_up_logging
 from core.worker_context import WorkerContext
 from deploy.ports import claim_port
@@ -62,8 +63,9 @@ def run_member(member: Member) -> None:
 
 
 async def serve(member: Member) -> None:
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    lifecycle = Lifecycle()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lifecycle.stop.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lifecycle.drain.set)
     if member.role == "router":
         from router.server import RouterContext, run_router
 
@@ -76,7 +78,7 @@ async def serve(member: Member) -> None:
                 host=member.router_host,
                 control_port=member.control_port,
             ),
-            stop,
+            lifecycle,
         )
         return
     context = WorkerContext(
@@ -91,11 +93,11 @@ async def serve(member: Member) -> None:
     if member.role == "prefill":
         from prefill.worker import run_prefill
 
-        await run_prefill(context, stop)
+        await run_prefill(context, lifecycle)
     else:
         from decode.worker import run_decode
 
-        await run_decode(context, stop)
+        await run_decode(context, lifecycle)
 
 
 class Stack:

@@ -13,6 +13,7 @@ from openai import AsyncOpenAI
 
 from core.channel import DeploymentKeys
 from core.config import SluiceConfig
+from core.lifecycle import Lifecycle
 from router.server import RouterAddress, RouterContext, run_router
 from router.tokenizer import Tokenizer
 from tests.router.model_folder import make_model_folder
@@ -31,7 +32,7 @@ class RunningRouter:
     openai: AsyncOpenAI
     tokenizer: Tokenizer
     stack: AsyncExitStack
-    stop: asyncio.Event
+    lifecycle: Lifecycle
     serving: asyncio.Task[None]
 
     async def start_worker(
@@ -121,8 +122,8 @@ async def _running_router(
         host="127.0.0.1",
         on_ready=ready.set_result,
     )
-    stop = asyncio.Event()
-    serving = asyncio.create_task(run_router(context, stop))
+    lifecycle = Lifecycle()
+    serving = asyncio.create_task(run_router(context, lifecycle))
     await asyncio.wait({ready, serving}, return_when=asyncio.FIRST_COMPLETED)
     if serving.done():
         serving.result()
@@ -131,7 +132,7 @@ async def _running_router(
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=address.http, timeout=30))
         client = AsyncOpenAI(base_url=f"{address.http}/v1", api_key="none", max_retries=0)
         await stack.enter_async_context(client)
-        yield RunningRouter(address, keys, http, client, tokenizer, stack, stop, serving)
-    stop.set()
+        yield RunningRouter(address, keys, http, client, tokenizer, stack, lifecycle, serving)
+    lifecycle.stop.set()
     async with asyncio.timeout(10):
         await serving

@@ -239,7 +239,7 @@ async def test_stop_ends_open_streams_with_an_error(router: RunningRouter) -> No
     ) as answer:
         chunks = answer.aiter_text()
         await anext(chunks)
-        router.stop.set()
+        router.lifecycle.stop.set()
         rest = "".join([chunk async for chunk in chunks])
     assert '"code":"shutting_down"' in rest
     async with asyncio.timeout(5):

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from core.channel import DeploymentKeys
 from core.config import SluiceConfig
 from core.errors import ConfigError
+from core.lifecycle import Lifecycle
 from core.messages import Generate
 from router.server import RouterContext, run_router
 from router.tokenizer import Tokenizer
@@ -42,7 +43,7 @@ async def test_busy_port_stops_the_start_with_one_line(model_path: Path) -> None
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port}") as caught:
-            await run_router(_context(model_path, port=port), asyncio.Event())
+            await run_router(_context(model_path, port=port), Lifecycle())
     assert "\n" not in str(caught.value)
 
 
@@ -66,7 +67,7 @@ async def test_bad_model_folder_stops_the_start_with_one_line(
     else:
         (tmp_path / file).write_text(content)
     with pytest.raises(ConfigError, match=problem) as caught:
-        await run_router(_context(tmp_path), asyncio.Event())
+        await run_router(_context(tmp_path), Lifecycle())
     assert "\n" not in str(caught.value)
 
 
