@@ -1,0 +1,346 @@
+"""Which services to start, drain and kill so that those there are become those wanted. Pure.
+
+``Reconciler.decide`` is called again and again with what is wanted and what is seen; it takes the
+time as an argument and acts on nothing. It remembers only what cannot be seen: who died how often
+in a row, and since when somebody is drained. A reconciler that starts anew among running services
+forgets those two, and goes on.
+
+A service's way, as the reconciler sees it:
+
+    Start -> pending -> starting -> ready ----------> draining -> ended (forgotten)
+                 └──────────┴─────────┴─> dead -> Start after a wait, or given up
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from core.channel import Party
+
+State = Literal["pending", "starting", "ready", "draining", "ended", "dead", "refused"]
+"""``pending``: has not answered yet, such as for lack of room; ``ended``: as it was told;
+``dead``: its process is gone; ``refused``: it ended by a config error, which no restart mends."""
+
+FIRST_WAIT_S = 1.0
+"""Before the second restart in a row; doubled for each further one."""
+KILL_AGAIN_S = 10.0
+"""What is still not dead after so long is killed once more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of time and number; see the fields of the same names in ``DeployConfig``."""
+
+    max_restarts: int
+    restart_backoff_max_s: float
+    healthy_after_s: float
+    start_timeout_s: float
+    drain_timeout_s: float
+    progress_timeout_s: float
+    max_surge: int
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is wanted of one role."""
+
+    replicas: int
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """What is wanted. ``generation`` counts the operator's changes: each gives a new chance to
+    what has been given up.
+    """
+
+    targets: Mapping[Party, Target]
+    leaving: Mapping[str, Party] = field(default_factory=dict[str, Party])
+    """Services that end to make room for one of another role, by name. The number of that role
+    counts the new one already; it starts when the old one is gone."""
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What is seen of one service."""
+
+    name: str
+    role: Party
+    revision: str
+    state: State
+    silence_s: float = 0.0
+    """How long ago it last proved progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a service, or start it anew under its old name."""
+
+    name: str
+    role: Party
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Have it finish what it has, and end."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End its process now. It is to be seen as dead afterwards."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """It is over; its name is free."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """It stays down until the operator changes something. Told once."""
+
+    name: str
+    reason: str
+
+
+Action = Start | Drain | Kill | Forget | GiveUp
+
+
+@dataclass(slots=True)
+class _Member:
+    role: Party
+    revision: str
+    state: State
+    in_state_since: float
+    deaths: int = 0
+    """In a row."""
+    is_leaving: bool = False
+    leaving_since: float = 0.0
+    is_given_up: bool = False
+    condemned_at: float | None = None
+    """When its kill was last told."""
+    retry_at: float | None = None
+
+    @property
+    def is_up(self) -> bool:
+        return self.state in {"pending", "starting", "ready", "draining"}
+
+
+def backoff_s(deaths: int, max_s: float) -> float:
+    """Return the wait before the restart after the ``deaths``-th death in a row, the first is 1."""
+    if deaths <= 1:
+        return 0.0
+    return min(FIRST_WAIT_S * 2.0 ** min(deaths - 2, 30), max_s)
+
+
+class Reconciler:
+    """Remembers deaths and drains; see the module."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._members: dict[str, _Member] = {}
+        self._generation = 0
+        self._actions: list[Action] = []
+
+    def decide(
+        self, now: float, desired: Desired, observed: Mapping[str, Observed]
+    ) -> list[Action]:
+        """Return what to do next. Empty when there is nothing to do but to wait.
+
+        Args:
+            now: Monotonic seconds.
+            desired: What is wanted.
+            observed: All services of the deployment by name, also those that have ended or died
+                and were not forgotten or started anew since.
+        """
+        self._actions = []
+        if desired.generation != self._generation:
+            self._generation = desired.generation
+            self._give_new_chances(now)
+        self._see(now, observed)
+        for name in list(self._members):
+            self._follow_up(now, name, desired)
+        for role, target in desired.targets.items():
+            self._shrink(now, role, self._present(role, target, desired))
+        for name, member in list(self._members.items()):
+            if member.state in {"dead", "refused"} and not member.is_given_up:
+                self._revive(now, name, member, desired)
+        for role, target in desired.targets.items():
+            self._grow(now, role, self._present(role, target, desired), desired)
+        return self._actions
+
+    def _give_new_chances(self, now: float) -> None:
+        for member in self._members.values():
+            if member.is_given_up:
+                member.is_given_up = False
+                member.deaths = 1
+                member.retry_at = now
+
+    def _see(self, now: float, observed: Mapping[str, Observed]) -> None:
+        for gone in self._members.keys() - observed.keys():
+            del self._members[gone]
+        for name, seen in observed.items():
+            member = self._members.get(name)
+            if member is None:
+                member = _Member(seen.role, seen.revision, seen.state, now)
+                self._members[name] = member
+                if seen.state == "dead":
+                    self._count_death(now, member)
+            elif member.state != seen.state:
+                if seen.state == "dead":
+                    self._count_death(now, member)
+                member.state, member.in_state_since = seen.state, now
+            if seen.state == "draining" and not member.is_leaving:
+                member.is_leaving, member.leaving_since = True, now
+            self._check_progress(now, name, member, seen.silence_s)
+
+    def _count_death(self, now: float, member: _Member) -> None:
+        if member.state == "ready" and self._was_healthy(now, member):
+            member.deaths = 0
+        member.deaths += 1
+        member.condemned_at = None
+        member.retry_at = now + backoff_s(member.deaths, self._limits.restart_backoff_max_s)
+
+    def _was_healthy(self, now: float, member: _Member) -> bool:
+        return now - member.in_state_since >= self._limits.healthy_after_s
+
+    def _check_progress(self, now: float, name: str, member: _Member, silence_s: float) -> None:
+        limits = self._limits
+        in_state_s = now - member.in_state_since
+        if member.state in {"ready", "draining"} and silence_s > limits.progress_timeout_s:
+            self._kill(now, name, member, f"no progress for {silence_s:.0f} s")
+        elif member.state == "starting" and in_state_s > limits.start_timeout_s:
+            self._kill(now, name, member, f"not ready after {in_state_s:.0f} s")
+        elif (
+            member.is_leaving
+            and member.is_up
+            and now - member.leaving_since > limits.drain_timeout_s
+        ):
+            self._kill(now, name, member, f"not drained after {limits.drain_timeout_s:.0f} s")
+
+    def _kill(self, now: float, name: str, member: _Member, reason: str) -> None:
+        if member.condemned_at is None or now - member.condemned_at >= KILL_AGAIN_S:
+            member.condemned_at = now
+            self._actions.append(Kill(name, reason))
+
+    def _follow_up(self, now: float, name: str, desired: Desired) -> None:
+        """Follow up the end of a service, and send away whom the operator named."""
+        member = self._members[name]
+        if member.state == "ended" or (member.is_leaving and not member.is_up):
+            self._forget(name)
+        elif name in desired.leaving:
+            self._send_away(now, name)
+
+    def _revive(self, now: float, name: str, member: _Member, desired: Desired) -> None:
+        target = desired.targets.get(member.role)
+        if member.retry_at is None:
+            self._give_up(name, member, "its config cannot work")
+        elif member.deaths > self._limits.max_restarts:
+            self._give_up(name, member, f"it died {member.deaths} times in a row")
+        elif target is not None and now >= member.retry_at:
+            member.revision = target.revision
+            self._start(now, name, member)
+
+    def _give_up(self, name: str, member: _Member, reason: str) -> None:
+        member.is_given_up = True
+        self._actions.append(GiveUp(name, reason))
+
+    def _start(self, now: float, name: str, member: _Member) -> None:
+        member.state, member.in_state_since, member.retry_at = "pending", now, None
+        member.condemned_at = None
+        self._actions.append(Start(name, member.role, member.revision))
+
+    def _send_away(self, now: float, name: str) -> None:
+        """Drain what serves; end at once what does not."""
+        member = self._members[name]
+        if member.is_leaving:
+            return
+        if not member.is_up:
+            self._forget(name)
+            return
+        member.is_leaving, member.leaving_since = True, now
+        if member.condemned_at is not None:
+            return
+        if member.state == "ready":
+            self._actions.append(Drain(name))
+        else:
+            self._kill(now, name, member, "not wanted any more")
+
+    def _forget(self, name: str) -> None:
+        del self._members[name]
+        self._actions.append(Forget(name))
+
+    def _present(self, role: Party, target: Target, desired: Desired) -> Target:
+        """Return the target less those whose predecessors of another role are still there."""
+        awaited = sum(
+            new_role == role and name in self._members for name, new_role in desired.leaving.items()
+        )
+        return Target(max(target.replicas - awaited, 0), target.revision)
+
+    def _shrink(self, now: float, role: Party, target: Target) -> None:
+        while (victim := self._victim(role, target)) is not None:
+            self._send_away(now, victim)
+
+    def _grow(self, now: float, role: Party, target: Target, desired: Desired) -> None:
+        while self._may_start(role, target):
+            name = self._free_name(role, desired)
+            self._members[name] = member = _Member(role, target.revision, "pending", now)
+            self._start(now, name, member)
+
+    def _staying(self, role: Party) -> dict[str, _Member]:
+        return {
+            name: member
+            for name, member in self._members.items()
+            if member.role == role and not member.is_leaving
+        }
+
+    def _victim(self, role: Party, target: Target) -> str | None:
+        """Return whom of ``role`` to send away next; who is ready stays until enough others are."""
+        staying = self._staying(role)
+        num_ready = sum(member.state == "ready" for member in staying.values())
+        if len(staying) <= target.replicas:
+            return None
+        has_old = any(member.revision != target.revision for member in staying.values())
+        candidates = [
+            name
+            for name, member in staying.items()
+            if (member.revision != target.revision or not has_old)
+            and (member.state != "ready" or num_ready > target.replicas)
+        ]
+        return max(candidates, key=self._dispensability, default=None)
+
+    def _dispensability(self, name: str) -> tuple[bool, int]:
+        return self._members[name].state != "ready", _index(name)
+
+    def _may_start(self, role: Party, target: Target) -> bool:
+        staying = self._staying(role)
+        if len(staying) < target.replicas:
+            return True
+        num_new = sum(member.revision == target.revision for member in staying.values())
+        if num_new == len(staying) or num_new >= target.replicas:
+            return False
+        num_all = sum(member.role == role for member in self._members.values())
+        return num_all < target.replicas + self._limits.max_surge
+
+    def _free_name(self, role: Party, desired: Desired) -> str:
+        if role == "router":
+            return "router"
+        index = 0
+        taken = self._members.keys() | desired.leaving.keys()
+        while f"{role}-{index}" in taken:
+            index += 1
+        return f"{role}-{index}"
+
+
+def _index(name: str) -> int:
+    number = name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else 0

@@ -1,0 +1,356 @@
+"""What the supervision decides: never fewer ready workers than wanted by its own doing.
+
+The failures guarded against: a rolling update that drains the old before the new serves, a worker
+that crashes at its start and takes a core by crashing again and again, a frozen process that counts
+as alive, two processes under one name after the controller came back, and a change that never ends.
+"""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from core.channel import Party
+from deploy.reconciler import (
+    Action,
+    Desired,
+    Drain,
+    Forget,
+    GiveUp,
+    Kill,
+    Limits,
+    Observed,
+    Reconciler,
+    Start,
+    State,
+    Target,
+    backoff_s,
+)
+
+LIMITS = Limits(
+    max_restarts=3,
+    restart_backoff_max_s=8.0,
+    healthy_after_s=100.0,
+    start_timeout_s=300.0,
+    drain_timeout_s=60.0,
+    progress_timeout_s=30.0,
+    max_surge=1,
+)
+
+
+class World:
+    """Services as the actions make them; a test plays their fate."""
+
+    def __init__(self, limits: Limits = LIMITS, **replicas: int) -> None:
+        self.limits = limits
+        self.now = 1000.0
+        self.desired = Desired({"prefill": Target(0, "a"), "decode": Target(0, "a")})
+        self.want(**replicas)
+        self.seen: dict[str, Observed] = {}
+        self.reconciler = Reconciler(limits)
+
+    def want(self, revision: str | None = None, **replicas: int) -> None:
+        targets = dict(self.desired.targets)
+        for role, target in targets.items():
+            count = replicas.get(role, target.replicas)
+            targets[role] = Target(count, revision or target.revision)
+        self.desired = replace(
+            self.desired, targets=targets, generation=self.desired.generation + 1
+        )
+
+    def act(self, seconds: float = 0.0) -> list[Action]:
+        self.now += seconds
+        actions = self.reconciler.decide(self.now, self.desired, self.seen)
+        for action in actions:
+            self._carry_out(action)
+        return actions
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case Start(name, role, revision):
+                assert name not in self.seen or self.seen[name].state in {"dead", "refused"}, action
+                self.seen[name] = Observed(name, role, revision, "pending")
+            case Drain(name):
+                assert self.seen[name].state == "ready", action
+                self.put(name, "draining")
+            case Kill(name):
+                self.put(name, "dead")
+            case Forget(name):
+                assert self.seen[name].state in {"ended", "dead", "refused"}, action
+                del self.seen[name]
+                leaving = {n: r for n, r in self.desired.leaving.items() if n != name}
+                self.desired = replace(self.desired, leaving=leaving)
+            case GiveUp():
+                pass
+
+    def put(self, name: str, state: State, silence_s: float = 0.0) -> None:
+        self.seen[name] = replace(self.seen[name], state=state, silence_s=silence_s)
+
+    def settle(self, rounds: int = 40) -> None:
+        """Be kind: all start, all drain, until nothing more happens."""
+        for _ in range(rounds):
+            for name, seen in list(self.seen.items()):
+                if seen.state in {"pending", "starting"}:
+                    self.put(name, "ready")
+                elif seen.state == "draining":
+                    self.put(name, "ended")
+                elif seen.silence_s:
+                    self.put(name, seen.state)
+            self.act(seconds=10.0)
+
+    def names(self, *, state: State | None = None, revision: str | None = None) -> set[str]:
+        return {
+            name
+            for name, seen in self.seen.items()
+            if state in {None, seen.state} and revision in {None, seen.revision}
+        }
+
+
+def started(**replicas: int) -> World:
+    world = World(**replicas)
+    world.settle(2)
+    return world
+
+
+def test_what_is_wanted_is_started_and_then_nothing_happens() -> None:
+    world = started(prefill=2, decode=1)
+    assert world.names(state="ready") == {"prefill-0", "prefill-1", "decode-0"}
+    assert world.act() == []
+
+
+def test_scale_down_drains_the_last_and_forgets_them_when_they_have_ended() -> None:
+    world = started(decode=3)
+    world.want(decode=1)
+    assert set(world.act()) == {Drain("decode-1"), Drain("decode-2")}
+    assert world.act(1.0) == []
+    world.put("decode-2", "ended")
+    assert world.act() == [Forget("decode-2")]
+
+
+def test_scale_down_takes_one_that_does_not_serve_first() -> None:
+    world = started(decode=2)
+    world.put("decode-0", "dead")
+    world.want(decode=1)
+    assert world.act() == [Forget("decode-0")]
+
+
+def test_a_drain_that_takes_too_long_is_ended() -> None:
+    world = started(decode=2)
+    world.want(decode=1)
+    world.act()
+    assert world.act(LIMITS.drain_timeout_s) == []
+    assert world.act(1.0) == [Kill("decode-1", "not drained after 60 s")]
+    assert world.act() == [Forget("decode-1")]
+
+
+def test_an_update_starts_one_new_at_a_time_and_drains_an_old_one_when_it_serves() -> None:
+    world = started(decode=2)
+    world.want(revision="b")
+    assert world.act() == [Start("decode-2", "decode", "b")]
+    assert world.act(1.0) == []
+    world.put("decode-2", "ready")
+    assert world.act() == [Drain("decode-1")]
+    assert world.act(1.0) == [], "the next starts when the drained one is gone"
+    world.put("decode-1", "ended")
+    assert world.act() == [Forget("decode-1"), Start("decode-1", "decode", "b")]
+    world.settle()
+    assert world.names(state="ready", revision="b") == world.names()
+    assert len(world.names()) == 2
+
+
+def test_an_update_whose_workers_crash_leaves_the_old_ones_serving() -> None:
+    world = started(decode=2)
+    world.want(revision="broken")
+    for _ in range(40):
+        world.act(10.0)
+        for name in world.names(state="pending"):
+            world.put(name, "dead")
+    assert world.names(state="ready", revision="a") == {"decode-0", "decode-1"}
+    world.want(revision="mended")
+    world.settle()
+    assert world.names(state="ready", revision="mended") == world.names()
+
+
+def test_an_update_that_is_refused_leaves_the_old_ones_serving() -> None:
+    world = started(decode=1)
+    world.want(revision="refused")
+    world.act()
+    world.put("decode-1", "refused")
+    assert [type(action) for action in world.act()] == [GiveUp]
+    assert world.act(1000.0) == []
+    assert world.names(state="ready") == {"decode-0"}
+
+
+def test_the_first_restart_is_at_once_and_each_further_one_waits_longer() -> None:
+    world = started(decode=1)
+    waits: list[float] = []
+    for _ in range(LIMITS.max_restarts):
+        world.put("decode-0", "dead")
+        waited = 0.0
+        while Start("decode-0", "decode", "a") not in world.act():
+            waited += 0.5
+            world.now += 0.5
+        waits.append(waited)
+        world.put("decode-0", "ready")
+        world.act()
+    assert waits == [0.0, 1.0, 2.0]
+    world.put("decode-0", "dead")
+    assert world.act() == [GiveUp("decode-0", "it died 4 times in a row")]
+    assert world.act(1000.0) == []
+
+
+def test_the_wait_has_a_cap() -> None:
+    assert [backoff_s(n, 8.0) for n in (1, 2, 3, 4, 5, 6, 10**6)] == [0, 1, 2, 4, 8, 8, 8]
+
+
+def test_a_healthy_time_ends_the_row() -> None:
+    world = started(decode=1)
+    for _ in range(LIMITS.max_restarts * 3):
+        world.act(LIMITS.healthy_after_s)
+        world.put("decode-0", "dead")
+        assert world.act() == [Start("decode-0", "decode", "a")]
+        world.put("decode-0", "ready")
+        world.act()
+
+
+def test_an_operators_change_gives_a_new_chance() -> None:
+    world = started(decode=1)
+    world.put("decode-0", "refused")
+    assert [type(action) for action in world.act()] == [GiveUp]
+    world.want(decode=1)
+    assert world.act() == [Start("decode-0", "decode", "a")]
+
+
+@pytest.mark.parametrize("state", ["ready", "draining"])
+def test_a_process_that_lives_but_makes_no_progress_is_ended(state: State) -> None:
+    world = started(decode=1)
+    world.put("decode-0", state, silence_s=30.0)
+    assert not any(isinstance(action, Kill) for action in world.act())
+    world.put("decode-0", state, silence_s=31.0)
+    assert Kill("decode-0", "no progress for 31 s") in world.act()
+
+
+def test_a_kill_without_effect_is_told_again() -> None:
+    world = started(decode=1)
+    frozen = replace(world.seen["decode-0"], silence_s=31.0)
+    world.seen["decode-0"] = frozen
+    for seconds, told in ((0.0, 1), (5.0, 0), (6.0, 1)):
+        world.now += seconds
+        assert len(world.reconciler.decide(world.now, world.desired, world.seen)) == told
+
+
+def test_a_start_that_takes_too_long_is_ended_but_not_one_that_waits_for_room() -> None:
+    world = World(prefill=1, decode=1)
+    world.act()
+    world.put("decode-0", "starting")
+    world.act(1.0)
+    assert world.act(301.0) == [Kill("decode-0", "not ready after 301 s")]
+
+
+def test_a17_a_worker_changes_its_role_by_an_empty_pipeline() -> None:
+    world = started(prefill=2, decode=1)
+    world.want(prefill=1, decode=2)
+    world.desired = replace(world.desired, leaving={"prefill-0": "decode"})
+    # The named one goes, not the last; nothing starts in its place while it has work
+    assert world.act() == [Drain("prefill-0")]
+    assert world.act(1.0) == []
+    world.put("prefill-0", "ended")
+    assert world.act() == [Forget("prefill-0"), Start("decode-1", "decode", "a")]
+    world.settle()
+    assert world.names(state="ready") == {"prefill-1", "decode-0", "decode-1"}
+
+
+def test_a_reconciler_that_starts_anew_goes_on_and_starts_nothing_twice() -> None:
+    world = started(prefill=1, decode=3)
+    world.want(decode=2)
+    world.act()
+    world.reconciler = Reconciler(LIMITS)
+    assert world.act() == []
+    assert world.act(LIMITS.drain_timeout_s + 1) == [Kill("decode-2", "not drained after 60 s")]
+
+
+class Cluster(RuleBasedStateMachine):
+    """Any order of operators, crashes, freezes and controller restarts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(replace(LIMITS, max_surge=1), prefill=1, decode=2)
+
+    @rule(prefill=st.integers(0, 3), decode=st.integers(1, 4))
+    def scale(self, prefill: int, decode: int) -> None:
+        self.world.want(prefill=prefill, decode=decode)
+
+    @rule(revision=st.sampled_from("abc"))
+    def update(self, revision: str) -> None:
+        self.world.want(revision=revision)
+
+    @precondition(lambda self: self.world.names(state="ready"))
+    @rule(data=st.data(), state=st.sampled_from(["dead", "ended", "refused"]))
+    def lose(self, data: st.DataObject, state: State) -> None:
+        self.world.put(data.draw(st.sampled_from(sorted(self.world.names()))), state)
+
+    @precondition(lambda self: self.world.names(state="ready"))
+    @rule(data=st.data())
+    def freeze(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.world.names(state="ready"))))
+        self.world.put(name, "ready", silence_s=99.0)
+
+    @precondition(lambda self: self.world.names(state="pending"))
+    @rule(data=st.data(), state=st.sampled_from(["starting", "ready", "dead"]))
+    def come_up(self, data: st.DataObject, state: State) -> None:
+        self.world.put(data.draw(st.sampled_from(sorted(self.world.names(state="pending")))), state)
+
+    @precondition(lambda self: self.world.names(state="ready"))
+    @rule(data=st.data())
+    def change_role(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.world.names(state="ready"))))
+        world = self.world
+        roles: dict[Party, Party] = {"prefill": "decode", "decode": "prefill"}
+        old = world.seen[name].role
+        targets = dict(world.desired.targets)
+        if name in world.desired.leaving or not targets[old].replicas:
+            return
+        for role, by in ((old, -1), (roles[old], 1)):
+            targets[role] = replace(targets[role], replicas=targets[role].replicas + by)
+        leaving = {**world.desired.leaving, name: roles[old]}
+        world.desired = replace(world.desired, targets=targets, leaving=leaving)
+
+    @rule()
+    def controller_restarts(self) -> None:
+        self.world.reconciler = Reconciler(self.world.limits)
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, 10.0, 70.0]))
+    def decide(self, seconds: float) -> None:
+        world = self.world
+        ready_before = {
+            role: sum(s.role == role and s.state == "ready" for s in world.seen.values())
+            for role in world.desired.targets
+        }
+        leaving = set(world.desired.leaving)
+        actions = world.act(seconds)
+        roles = {name: seen.role for name, seen in world.seen.items()}
+        for role, target in world.desired.targets.items():
+            drained = [
+                a for a in actions
+                if isinstance(a, Drain) and roles[a.name] == role and a.name not in leaving
+            ]  # fmt: skip
+            ready = ready_before[role]
+            assert not drained or ready - len(drained) >= min(target.replicas, ready) - len(leaving)
+
+    def teardown(self) -> None:
+        """Whatever has happened: in a kind world what is wanted is what there is, and stays."""
+        world = self.world
+        world.settle()
+        world.want()
+        world.settle()
+        for role, target in world.desired.targets.items():
+            there = [seen for seen in world.seen.values() if seen.role == role]
+            assert len(there) == target.replicas, (role, target, world.seen)
+            assert {(s.state, s.revision) for s in there} <= {("ready", target.revision)}
+        assert world.act() == []
+
+
+Cluster.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestCluster = Cluster.TestCase
