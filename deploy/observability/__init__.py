@@ -1,0 +1,1 @@
+"""Grafana dashboards and Prometheus alerts, written as code and generated into the Helm chart."""
