@@ -36,8 +36,12 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     metrics_address: str = ""
 
 
-class _Status(msgspec.Struct, frozen=True):
+class RouterStatus(msgspec.Struct, frozen=True):
+    """What a router says of itself and of the workers that report to it."""
+
+    model: str
     workers: list[WorkerStatus]
+    pending_requests: int = 0
 
 
 class CacheStatus(msgspec.Struct, frozen=True):
@@ -130,7 +134,25 @@ class ApiClient:
             UnreachableError: nothing answers.
             FailedAnswerError: the answer is an error, or not of a Sluice router.
         """
-        return self._convert(self._checked("GET", "/status"), _Status).workers
+        return self.status().workers
+
+    def status(self) -> RouterStatus:
+        """Return what the router says of itself and its workers.
+
+        Raises:
+            UnreachableError: nothing answers.
+            FailedAnswerError: the answer is an error, or not of a Sluice router.
+        """
+        return self._convert(self._checked("GET", "/status"), RouterStatus)
+
+    def text(self, path: str) -> str:
+        """Return the answer of a GET as text.
+
+        Raises:
+            UnreachableError: nothing answers.
+            FailedAnswerError: the answer is an error.
+        """
+        return self._checked("GET", path).decode(errors="replace")
 
     def caches(self) -> list[CacheStatus]:
         """Return the state of every worker's prefix cache.

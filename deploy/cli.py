@@ -21,6 +21,7 @@ from deploy.model_source import resolve_model
 from deploy.ray_environment import prepare_ray_environment
 from deploy.settings import load_settings, read_settings
 from deploy.status import run_status
+from deploy.top import MAX_INTERVAL_S, MIN_INTERVAL_S, run_top
 from deploy.trace_command import run_trace
 
 EXIT_FAILED = 1
@@ -96,6 +97,10 @@ def _status(arguments: argparse.Namespace) -> int:
     return run_status(arguments.url)
 
 
+def _top(arguments: argparse.Namespace) -> int:
+    return run_top(arguments.url, once=arguments.once, interval_s=arguments.interval)
+
+
 def _cache_reset(arguments: argparse.Namespace) -> int:
     return run_cache_reset(arguments.url, wait_s=arguments.wait)
 
@@ -155,6 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_settings(_add(commands, "serve", _serve, "Start router and workers; Ctrl-C stops them."))
     _add_settings(_add(commands, "demo", _demo, "Start, answer five prompts, show how, stop."))
     _add_url(_add(commands, "status", _status, "Show a running deployment's workers and load."))
+    _add_top(_add(commands, "top", _top, "Watch workers, KV blocks and latencies in a terminal."))
     _add_doctor(_add(commands, "doctor", _doctor, "Try out how KV will travel here, and why."))
     _add_trace(_add(commands, "trace", _trace, "Show one request's way, as a picture."))
     summary = "Show or reset a running deployment's prefix caches."
@@ -195,6 +201,20 @@ def _add_config_commands(commands: "argparse._SubParsersAction[_OneLineParser]")
     _add(commands, "reference", _config_reference, "Every field: type, unit, default, meaning.")
 
 
+def _add_top(parser: argparse.ArgumentParser) -> None:
+    _add_url(parser)
+    parser.add_argument(
+        "--once", action="store_true", help="print one picture, of one interval, and end"
+    )
+    parser.add_argument(
+        "--interval",
+        type=_interval_s,
+        default=2.0,
+        metavar="S",
+        help="seconds between two looks; default: %(default)g",
+    )
+
+
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="YAML config file, to be checked as well"
@@ -217,12 +237,20 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
 
 
 def _wait_s(text: str) -> float:
+    return _seconds(text, 0.0, MAX_WAIT_S)
+
+
+def _interval_s(text: str) -> float:
+    return _seconds(text, MIN_INTERVAL_S, MAX_INTERVAL_S)
+
+
+def _seconds(text: str, least: float, most: float) -> float:
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not 0 <= seconds <= MAX_WAIT_S:
-        message = f"{text!r} is not a number of seconds from 0 to {MAX_WAIT_S:g}"
+    if not least <= seconds <= most:
+        message = f"{text!r} is not a number of seconds from {least:g} to {most:g}"
         raise argparse.ArgumentTypeError(message)
     return seconds
 
