@@ -7,6 +7,7 @@ message that one of these names is taken for is ``subject_worker`` and so on: wh
 
 import json
 import logging
+import os
 import sys
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -80,7 +81,9 @@ class JsonFormatter(logging.Formatter):
 def set_up_logging(
     level: str, *, worker: str, role: str = "", log_format: LogFormat = "text"
 ) -> None:
-    """Log this process to stderr, and warnings of libraries too where the format is ``json``.
+    """Log this process to stderr; nothing but lines of JSON where the format is ``json``.
+
+    To be called before libraries that show progress are imported.
 
     Args:
         level: The least severe that is written.
@@ -92,6 +95,8 @@ def set_up_logging(
     if log_format == "json":
         handler.setFormatter(JsonFormatter(worker=worker, role=role))
         logging.captureWarnings(capture=True)
+        # Read by tqdm when it is imported: bars of loaders would stand between the lines.
+        os.environ["TQDM_DISABLE"] = "1"
     else:
         handler.addFilter(_ContextFilter(worker))
         handler.setFormatter(

@@ -30,6 +30,7 @@ FIELD_VALUES = (
 def written(monkeypatch: pytest.MonkeyPatch) -> Iterator[StringIO]:
     """What this process logs, as JSON of a decode worker."""
     stream = StringIO()
+    monkeypatch.setenv("TQDM_DISABLE", "")
     monkeypatch.setattr("sys.stderr", stream)
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level

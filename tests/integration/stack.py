@@ -58,7 +58,12 @@ def run_member(member: Member) -> None:
 
     os.environ.update(member.environment)
     os.environ.update(thread_environment(member.config.engine.num_threads))
-    set_up_logging(member.config.log_level, worker=member.name)
+    set_up_logging(
+        member.config.log_level,
+        worker=member.name,
+        role=member.role,
+        log_format=member.config.log_format,
+    )
     asyncio.run(serve(member))
 
 
