@@ -54,6 +54,7 @@ class WorkerMetrics:
             ("role",),
             registry=self.registry,
         )
+        self._preemptions.labels(role)
         self._stage_seconds = Histogram(
             "sluice_stage_duration_seconds",
             "Time of one request in one stage",

@@ -11,6 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from core.deployment_config import RouterConfig
 from core.version import VERSION
+from router.policy import FailureKind
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 Stage = Literal["tokenize", "route", "generate"]
@@ -62,6 +63,8 @@ class RouterMetrics:
             ["reason"],
             registry=self.registry,
         )
+        for reason in ("queue_full", "no_worker"):
+            self.rejections.labels(reason=reason)
         self.cancellations = Counter(
             "sluice_cancellations_total",
             "Sequences cancelled by the client, a timeout, a shutdown or a failed sibling; stage:"
@@ -171,6 +174,10 @@ class RouterMetrics:
             ["stage", "reason"],
             registry=self.registry,
         )
+        # An alert on growth does not see a series that begins with 1.
+        for stage in ("prefill", "decode"):
+            for kind in get_args(FailureKind):
+                self.retries_exhausted.labels(stage=stage, reason=kind)
         self.stale_messages = Counter(
             "sluice_stale_messages_total",
             "Messages of ended attempts and replaced workers, dropped",

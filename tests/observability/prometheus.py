@@ -60,6 +60,17 @@ class Prometheus:
         )
         return found["result"]
 
+    def rules(self) -> set[tuple[str, str]]:
+        """Return each rule's name and health, once all have been evaluated."""
+        deadline = time.monotonic() + 20
+        while True:
+            groups = self._get("/api/v1/rules")["groups"]
+            found = {(rule["name"], rule["health"]) for each in groups for rule in each["rules"]}
+            if all(health != "unknown" for _, health in found):
+                return found
+            assert time.monotonic() < deadline, found
+            time.sleep(0.2)
+
     def wait_scraped(self, num_targets: int, *, timeout_s: float = 30.0) -> None:
         """Return when all targets have answered."""
         deadline = time.monotonic() + timeout_s
