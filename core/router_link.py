@@ -1,8 +1,9 @@
-"""A worker's standing report to the router: ready, where, and how loaded; answers to questions."""
+"""A worker's standing report to one router: ready, where, and how loaded; answers to questions."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from core.channel import ChannelKeys, ClientChannel
 from core.errors import HandshakeError, PeerLostError
@@ -15,26 +16,27 @@ log = logging.getLogger(__name__)
 HEARTBEAT_INTERVAL_S = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Reporter:
+    """What every router is told, and by whom."""
+
+    keys: ChannelKeys
+    worker_id: WorkerId
+    incarnation: Incarnation
+    drain: asyncio.Event
+    heartbeat: Callable[[], Heartbeat]
+    answer: Callable[[AnyMessage], Awaitable[AnyMessage | None]]
+
+
 class RouterLink:
     """Reports each second; a lost router is looked for again."""
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        keys: ChannelKeys,
-        worker_id: WorkerId,
-        incarnation: Incarnation,
-        drain: asyncio.Event,
-        heartbeat: Callable[[], Heartbeat],
-        answer: Callable[[AnyMessage], Awaitable[AnyMessage | None]],
-    ) -> None:
+    def __init__(self, address: str, reporter: Reporter) -> None:
         self._address = address
-        self._keys = keys
-        self._hello = Hello(name=worker_id, incarnation=incarnation)
-        self._drain = drain
-        self._heartbeat = heartbeat
-        self._answer = answer
+        self._reporter = reporter
+        self._hello = Hello(name=reporter.worker_id, incarnation=reporter.incarnation)
+        self.is_connected = False
+        """Whether the router has taken this worker."""
 
     async def run(self) -> None:
         """Report until cancelled.
@@ -44,27 +46,30 @@ class RouterLink:
         """
         while True:
             channel = ClientChannel(
-                self._address, keys=self._keys, server="router", hello=self._hello
+                self._address, keys=self._reporter.keys, server="router", hello=self._hello
             )
             try:
                 await channel.connect()
-                log.info("router=%s event=connected", self._address)
+                log.info("event=connected router=%s", self._address)
+                self.is_connected = True
                 await self._report_over(channel)
             except HandshakeError:
                 raise
             except PeerLostError as error:
-                log.warning("router=%s event=lost reason=%s", self._address, error)
+                log.warning("event=lost router=%s reason=%s", self._address, error)
+                self.is_connected = False
                 await asyncio.sleep(HEARTBEAT_INTERVAL_S / 2)
             finally:
+                self.is_connected = False
                 channel.close()
 
     async def _report_over(self, channel: ClientChannel) -> None:
         """Report until the channel is lost."""
         listening = asyncio.create_task(self._answer_all(channel))
-        draining = asyncio.create_task(self._drain.wait())
+        draining = asyncio.create_task(self._reporter.drain.wait())
         try:
             while not listening.done():
-                channel.send(self._heartbeat())
+                channel.send(self._reporter.heartbeat())
                 # That a drain began is told at once; after that there is no more such news.
                 news = {listening} if draining.done() else {listening, draining}
                 await asyncio.wait(
@@ -89,6 +94,6 @@ class RouterLink:
                 answer.cancel()
 
     async def _answer_one(self, channel: ClientChannel, question: AnyMessage) -> None:
-        answer = await self._answer(question)
+        answer = await self._reporter.answer(question)
         if answer is not None:
             channel.send(answer)

@@ -18,7 +18,7 @@ class WorkerContext:
     """A local folder with config, tokenizer and safetensors."""
     served_name: str
     router_address: str
-    """Of the router's control channel: ``tcp://host:port``."""
+    """Of the control channels of all routers: ``tcp://host:port``, for each address of the host."""
     keys: ChannelKeys
     host: str
     """Address of this machine that the other workers and the router reach."""

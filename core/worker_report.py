@@ -25,7 +25,8 @@ from core.messages import (
     WorkerLoad,
 )
 from core.metrics import MetricsServer
-from core.router_link import RouterLink
+from core.router_link import Reporter
+from core.router_links import RouterLinks
 from core.trace import Recorder
 from core.version import VERSION
 from core.vllm_aliases import VllmAliases
@@ -142,15 +143,20 @@ class WorkerReport:
         self._trace = trace
         self.metrics = WorkerMetrics(role)
         self.metrics.export_load(self._load)
-        self._metrics_server = MetricsServer(self.metrics.registry, host=context.host)
-        self._link = RouterLink(
-            context.router_address,
-            keys=context.keys,
-            worker_id=context.worker_id,
-            incarnation=incarnation,
-            drain=lifecycle.drain,
-            heartbeat=self._heartbeat,
-            answer=self._answer,
+        reporter = Reporter(
+            context.keys,
+            context.worker_id,
+            incarnation,
+            lifecycle.drain,
+            self._heartbeat,
+            self._answer,
+        )
+        self._links = RouterLinks(context.router_address, reporter)
+        self._metrics_server = MetricsServer(
+            self.metrics.registry,
+            host=context.host,
+            port=context.config.metrics.port,
+            checks={"/livez": self._why_not_live, "/readyz": self._why_not_ready},
         )
 
     def describe(self, compatibility: Compatibility, *, transport: str) -> None:
@@ -175,12 +181,31 @@ class WorkerReport:
             self.metrics.registry.register(aliases)
 
     async def run(self) -> None:
-        """Report to the router until cancelled."""
-        await self._link.run()
+        """Report to every router until cancelled."""
+        await self._links.run()
 
     def close(self) -> None:
         """Stop answering Prometheus."""
         self._metrics_server.close()
+
+    def _why_not_live(self) -> str | None:
+        """Answer ``/livez``, from another thread."""
+        limit_s = self._context.config.deploy.progress_timeout_s
+        silence_s = self._lifecycle.health().silence_s
+        if silence_s <= limit_s:
+            return None
+        return f"no progress for {silence_s:.0f} s (deploy.progress_timeout_s={limit_s:g})"
+
+    def _why_not_ready(self) -> str | None:
+        """Answer ``/readyz``, from another thread."""
+        health = self._lifecycle.health()
+        if health.state != "ready":
+            return health.state
+        if not self._links.is_connected:
+            return "no router has taken this worker"
+        if self._role == "decode" and not health.num_steps:
+            return "nothing has been generated yet"
+        return None
 
     def _load(self) -> WorkerLoad:
         return WorkerLoad(

@@ -24,7 +24,7 @@ class Loss:
 
     owner: Owner
     reason: str
-    kind: Literal["request", "capacity", "transfer", "internal"]
+    kind: Literal["request", "capacity", "transfer", "internal", "draining"]
     peer: WorkerId | None = None
     field: str | None = None
 

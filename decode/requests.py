@@ -112,14 +112,8 @@ class Requests:
             return False
         for stale in older:
             self.abort(stale)
-        sequence = Sequence(
-            owner=owner,
-            prompt_token_ids=request.prompt_token_ids,
-            sampling=request.sampling,
-            cache_salt=request.cache_salt,
-            output_token_ids=list(request.output_token_ids),
-        )
-        served = Served(client=client, sequence=sequence, arrived_at=self._clock())
+        served = self._served_of(client, request)
+        sequence = served.sequence
         prefill = request.prefill if self._is_worth_a_transfer(sequence) else None
         try:
             self._check_load(client)
@@ -137,6 +131,22 @@ class Requests:
             served.path = "disaggregated"
             self._transfers.request(sequence, prefill)
         return True
+
+    def refuse(self, client: ClientId, request: Generate) -> None:
+        """Tell ``client`` that this worker drains: another one takes ``request``."""
+        reason = "this decode worker is draining; it takes no new requests"
+        owner = (request.request_id, request.attempt)
+        self._fail(self._served_of(client, request), Loss(owner, reason, "draining"))
+
+    def _served_of(self, client: ClientId, request: Generate) -> Served:
+        sequence = Sequence(
+            owner=(request.request_id, request.attempt),
+            prompt_token_ids=request.prompt_token_ids,
+            sampling=request.sampling,
+            cache_salt=request.cache_salt,
+            output_token_ids=list(request.output_token_ids),
+        )
+        return Served(client=client, sequence=sequence, arrived_at=self._clock())
 
     def abort(self, owner: Owner) -> None:
         """Nobody wants the rest of ``owner``. Unknown owners have ended already."""

@@ -202,6 +202,8 @@ class DecodeWorker:
 
     def _take(self, client: ClientId, message: AnyMessage | ClientLost) -> None:
         match message:
+            case Generate() if self._lifecycle.drain.is_set():
+                self._requests.refuse(client, message)
             case Generate():
                 if self._requests.take(client, message):
                     self._mover.carry_out()
@@ -222,6 +224,7 @@ class DecodeWorker:
 
     def memory_changed(self) -> None:
         """See ``ReceiverOwner``: whoever waits for blocks looks again."""
+        self._lifecycle.changed()
         self._mover.carry_out()
         self._steps.wake()
         if self._receiver is not None:
@@ -266,6 +269,7 @@ class DecodeWorker:
         progress = self._scheduler.complete(output)
         self._metrics.count_generated(len(progress))
         self._requests.tell(progress)
+        self._lifecycle.changed()
         self._mover.carry_out()
         if self._receiver is not None:
             self._receiver.retry_allocations()

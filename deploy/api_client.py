@@ -30,10 +30,21 @@ class WorkerStatus(msgspec.Struct, frozen=True):
 
     worker_id: WorkerId
     role: Role
-    state: Literal["starting", "ready", "draining"]
-    """starting: a decode worker that has not yet answered the router's first generation."""
+    state: Literal["starting", "ready", "draining", "lost"]
+    """starting: a decode worker that has not yet answered the router's first generation. lost: it
+    reported until ``silent_s`` ago, and has not ended after a drain."""
     load: WorkerLoad
     metrics_address: str = ""
+    suspect: bool = False
+    """A request failed there since its last report: it is avoided for now."""
+    silent_s: float = 0.0
+    """Since its last report."""
+    revision: str = ""
+    """Of its config."""
+    compat_hash: str = ""
+    """KV crosses between workers of one such hash only."""
+    incarnation: str = ""
+    """Of this life of it."""
 
 
 class RouterStatus(msgspec.Struct, frozen=True):

@@ -35,6 +35,12 @@ def run_status(url: str) -> int:
     return 0 if ready else EXIT_NOT_READY
 
 
+def _state(worker: WorkerStatus) -> str:
+    if worker.state == "lost":
+        return f"lost {worker.silent_s:.0f} s ago"
+    return f"{worker.state}, suspect" if worker.suspect else worker.state
+
+
 def _table(workers: list[WorkerStatus]) -> Table:
     table = Table("worker", "state")
     for name in ("running", "waiting", "queued tokens", "KV blocks free"):
@@ -43,7 +49,7 @@ def _table(workers: list[WorkerStatus]) -> Table:
         load = worker.load
         table.add_row(
             worker.worker_id,
-            worker.state,
+            _state(worker),
             str(load.running),
             str(load.waiting),
             str(load.queued_tokens),

@@ -229,6 +229,9 @@ class PrefillWorker:
         if not self._readers.open(client, request):
             return
         owner = (request.request_id, request.attempt)
+        if self._lifecycle.drain.is_set():
+            self._readers.refuse(owner, "this prefill worker is draining; it takes nothing new")
+            return
         try:
             self._readers.check_load(client)
             self._engine.spec.check_tokens((*request.prompt_token_ids, *request.output_token_ids))
@@ -245,6 +248,7 @@ class PrefillWorker:
         """Give up ``owner``, wherever it is: queued, computing or leased."""
         if not self._scheduler.cancel(owner):
             self._blocks.release(owner)
+        self._lifecycle.changed()
         self._mover.carry_out()
         self._steps.wake()
 

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from core.errors import ModelNotFoundError, RequestError, RequestTooLargeError, SluiceError
+from core.messages import Heartbeat
 from router.body import read_body
 from router.cache_api import CacheAPI
 from router.dispatch import Dispatcher
@@ -80,16 +81,22 @@ class RouterAPI:
     async def ready(self) -> Response:
         """Tell whether a generation would pass: a decode worker has answered one."""
         counts = {role: len(self.fleet.registry.usable(role)) for role in ("prefill", "decode")}
-        is_ready = counts["decode"] > 0
+        is_ready = counts["decode"] > 0 and not self.dispatcher.is_refusing
         status = "ready" if is_ready else "no decode worker is ready"
+        if self.dispatcher.is_refusing:
+            status = "draining"
         return JSONResponse({"status": status, **counts}, 200 if is_ready else 503)
 
     async def status(self) -> Response:
         """Describe the workers, for ``sluice status``."""
+        now_s = asyncio.get_running_loop().time()
         workers = [
-            _worker_status(worker)
+            _worker_status(worker, now_s=now_s)
             for role in ("prefill", "decode")
             for worker in self.fleet.registry.workers(role)
+        ]
+        workers += [
+            _lost_status(lost, now_s=now_s) for lost in self.fleet.registry.lost(now_s=now_s)
         ]
         return JSONResponse(
             {
@@ -159,8 +166,10 @@ def create_app(api: RouterAPI) -> FastAPI:
     app.get("/v1/cache")(cache.show)
     app.post("/v1/cache/reset")(cache.reset)
     app.get("/v1/trace/{name:path}")(TraceAPI(api.fleet.traces).show)
-    app.get("/health")(api.health)
-    app.get("/ready")(api.ready)
+    for path in ("/health", "/livez"):
+        app.get(path)(api.health)
+    for path in ("/ready", "/readyz"):
+        app.get(path)(api.ready)
     app.get("/status")(api.status)
     app.get("/metrics")(api.prometheus)
     return app
@@ -197,13 +206,32 @@ def _rejection(error: RequestError) -> str:
     return "too_long" if isinstance(error, ContextLengthError) else "invalid"
 
 
-def _worker_status(worker: Worker) -> dict[str, object]:
-    heartbeat = worker.heartbeat
+def _worker_status(worker: Worker, *, now_s: float) -> dict[str, object]:
+    return _described(
+        worker.heartbeat,
+        state=worker.heartbeat.state if worker.proven else "starting",
+        silent_s=now_s - worker.last_seen_s,
+        suspect=worker.suspect,
+    )
+
+
+def _lost_status(worker: Worker, *, now_s: float) -> dict[str, object]:
+    silent_s = now_s - worker.last_seen_s
+    return _described(worker.heartbeat, state="lost", silent_s=silent_s, suspect=False)
+
+
+def _described(
+    heartbeat: Heartbeat, *, state: str, silent_s: float, suspect: bool
+) -> dict[str, object]:
     return {
         "worker_id": heartbeat.worker_id,
         "role": heartbeat.role,
         "incarnation": heartbeat.incarnation,
-        "state": heartbeat.state if worker.proven else "starting",
+        "state": state,
+        "suspect": suspect,
+        "silent_s": round(max(0.0, silent_s), 1),
+        "revision": heartbeat.revision,
+        "compat_hash": heartbeat.compat_hash,
         "address": heartbeat.address,
         "metrics_address": heartbeat.metrics_address,
         "load": msgspec.to_builtins(heartbeat.load),

@@ -94,6 +94,11 @@ class Dispatcher:
         """Sequences in the router now."""
         return self._num_pending
 
+    @property
+    def is_refusing(self) -> bool:
+        """Whether new requests are refused: the router drains or stops."""
+        return self._is_stopping
+
     def refuse(self) -> None:
         """Refuse what comes from now on; what is pending goes on."""
         self._is_stopping = True
@@ -139,6 +144,8 @@ class Dispatcher:
             return
         if failed.peer is not None:
             self.fleet.registry.suspect(failed.peer)
+        if failed.kind == "draining":
+            self.fleet.registry.drain(link.worker_id, link.incarnation)
         self._end(attempt, failed.kind, failed.reason, culprit=failed.peer, field=failed.field)
 
     def on_link_lost(self, link: DecodeLink) -> None:
@@ -207,6 +214,7 @@ class Dispatcher:
         """
         avoid: set[WorkerId] = set()
         sequence = generation.sequences[index]
+        num_refused = 0  # by workers that drain
         for number in count(1):
             request_context.set(HandledRequest(sequence.spec.request_id, Attempt(number)))
             with self.metrics.stage("route"):
@@ -223,9 +231,10 @@ class Dispatcher:
             self._trace(
                 attempt.owner, "attempt_failed", kind=failure.kind, reason=f"{failure.reason:.200}"
             )
-            self._check_retry(attempt, failure)
+            num_refused += failure.kind == "draining"
+            self._check_retry(attempt, failure, number - num_refused)
             avoid.add(failure.culprit)
-            await asyncio.sleep(retry_delay_s(failure.kind, attempt=number))
+            await asyncio.sleep(retry_delay_s(failure.kind, attempt=number - num_refused))
 
     async def _place(self, sequence: Sequence, avoid: set[WorkerId]) -> tuple[DecodeLink, Route]:
         """Wait, for a bounded time, until a decode worker can be chosen."""
@@ -281,11 +290,13 @@ class Dispatcher:
                 del self._attempts[attempt.sequence.spec.request_id]
                 self._abort(attempt)
 
-    def _check_retry(self, attempt: RunningAttempt, failure: AttemptFailure) -> None:
-        """Count the retry, or raise what the client is told instead."""
+    def _check_retry(
+        self, attempt: RunningAttempt, failure: AttemptFailure, num_attempts: int
+    ) -> None:
+        """Count the retry after ``num_attempts``, or raise what the client is told instead."""
         kind, stage = failure.kind, attempt.stage
         max_attempts = self.config.router.max_attempts
-        if may_retry(kind, attempt=attempt.number, max_attempts=max_attempts):
+        if may_retry(kind, attempt=num_attempts, max_attempts=max_attempts):
             self.metrics.retries.labels(stage=stage, reason=kind).inc()
             return
         if kind == "request":
@@ -293,7 +304,7 @@ class Dispatcher:
         if kind == "internal":
             raise InternalError(failure.reason)
         self.metrics.retries_exhausted.labels(stage=stage, reason=kind).inc()
-        message = f"{failure.reason} (attempt {attempt.number} of {max_attempts}); try again later"
+        message = f"{failure.reason} (attempt {num_attempts} of {max_attempts}); try again later"
         raise OverloadedError(message) if kind == "capacity" else WorkersLostError(message)
 
     def _current(

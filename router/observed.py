@@ -20,7 +20,9 @@ ENDPOINTS: Final = frozenset(
         "/v1/cache/reset",
         TRACE_ENDPOINT,
         "/health",
+        "/livez",
         "/ready",
+        "/readyz",
         "/metrics",
         "/status",
     }

@@ -14,8 +14,8 @@ from router.registry import Worker
 
 POLICY = "least_loaded"
 
-RouteReason = Literal["short", "long", "no_prefill", "avoided"]
-FailureKind = Literal["request", "capacity", "transfer", "internal", "worker_lost"]
+RouteReason = Literal["short", "long", "no_prefill", "incompatible", "avoided"]
+FailureKind = Literal["request", "capacity", "transfer", "internal", "draining", "worker_lost"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,9 @@ def choose_route(
 ) -> Route | None:
     """Return the least loaded pair for a request; None while there is no decode worker.
 
+    KV crosses between workers of one compatibility hash only, so while a fleet is being updated a
+    decode worker without such a peer prefills by itself.
+
     Args:
         num_tokens: prompt and earlier output, whose KV must be made.
         decode: usable workers.
@@ -78,7 +81,10 @@ def choose_route(
         return Route(chosen, None, "short")
     if not prefill:
         return Route(chosen, None, "no_prefill")
-    candidates = [w for w in prefill if w.worker_id not in avoid and not w.suspect]
+    compatible = [w for w in prefill if w.heartbeat.compat_hash == chosen.heartbeat.compat_hash]
+    if not compatible:
+        return Route(chosen, None, "incompatible")
+    candidates = [w for w in compatible if w.worker_id not in avoid and not w.suspect]
     if not candidates:
         return Route(chosen, None, "avoided")
     return Route(chosen, min(candidates, key=lambda worker: _prefill_cost(worker, own)), "long")
@@ -110,8 +116,11 @@ def may_retry(kind: FailureKind, *, attempt: int, max_attempts: int) -> bool:
     """Return whether attempt ``attempt`` (from 1), which failed by ``kind``, has a successor.
 
     A request that is itself at fault, or an internal error that it may have caused, would only
-    take the next worker down too.
+    take the next worker down too. A worker that drains refuses before it has done anything, and
+    gets no more requests: that always has a successor, and the caller does not count it.
     """
+    if kind == "draining":
+        return True
     return kind in {"capacity", "transfer", "worker_lost"} and attempt < max_attempts
 
 

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+import msgspec
+
 from core.ids import Incarnation, WorkerId
 from core.messages import Heartbeat, PrefillPeer, Role
 from core.messages.serving import MAX_PEERS
@@ -58,6 +60,9 @@ class WorkerRegistry:
 
     silence_s: float
     """After this long without a heartbeat a worker is gone."""
+    lost_shown_s: float = 300.0
+    """How long an operator is told of a worker that was lost and has not come back."""
+    _lost: dict[WorkerId, Worker] = field(default_factory=dict[WorkerId, Worker])
     _workers: dict[WorkerId, Worker] = field(default_factory=dict[WorkerId, Worker])
     _replaced: dict[WorkerId, Incarnation] = field(default_factory=dict[WorkerId, Incarnation])
     _proven: dict[WorkerId, Incarnation] = field(default_factory=dict[WorkerId, Incarnation])
@@ -67,6 +72,7 @@ class WorkerRegistry:
         """Record ``heartbeat``. A decode worker's new life is not usable before ``prove``."""
         if self._replaced.get(heartbeat.worker_id) == heartbeat.incarnation:
             return Change.NONE
+        self._lost.pop(heartbeat.worker_id, None)
         known = self._workers.get(heartbeat.worker_id)
         if known is not None and known.incarnation == heartbeat.incarnation:
             known.heartbeat = heartbeat
@@ -94,20 +100,38 @@ class WorkerRegistry:
         if worker is not None:
             worker.suspect = True
 
+    def drain(self, worker_id: WorkerId, incarnation: Incarnation) -> None:
+        """Record that this life of the worker takes nothing new, ahead of its heartbeat."""
+        worker = self.get(worker_id)
+        if worker is not None and worker.incarnation == incarnation:
+            worker.heartbeat = msgspec.structs.replace(worker.heartbeat, state="draining")
+
     def lose(self, worker_id: WorkerId, incarnation: Incarnation) -> bool:
         """Forget this life of the worker; return whether it was known. It may report again."""
         worker = self.get(worker_id)
         if worker is None or worker.incarnation != incarnation:
             return False
-        del self._workers[worker_id]
+        self._forget(worker)
         return True
 
     def expire(self, *, now_s: float) -> list[Worker]:
         """Forget and return the workers that were silent for too long."""
         silent = [w for w in self._workers.values() if w.last_seen_s + self.silence_s <= now_s]
         for worker in silent:
-            del self._workers[worker.worker_id]
+            self._forget(worker)
         return silent
+
+    def lost(self, *, now_s: float) -> list[Worker]:
+        """Return the workers that were lost lately and did not drain, as they last reported."""
+        for worker in list(self._lost.values()):
+            if worker.last_seen_s + self.lost_shown_s <= now_s:
+                del self._lost[worker.worker_id]
+        return sorted(self._lost.values(), key=lambda worker: worker.worker_id)
+
+    def _forget(self, worker: Worker) -> None:
+        del self._workers[worker.worker_id]
+        if worker.heartbeat.state != "draining":
+            self._lost[worker.worker_id] = worker
 
     def next_expiry_s(self) -> float | None:
         """Return when the next worker will have been silent for too long; None without workers."""

@@ -96,7 +96,9 @@ async def run_router(context: RouterContext, lifecycle: Lifecycle) -> None:
         server = _Server(_uvicorn_config(app))
         host, port = http_socket.getsockname()[:2]
         address = RouterAddress(f"http://{host}:{port}", fleet.address)
-        log.info("event=serving http=%s control=%s model=%s", address.http, address.control, card.name)
+        log.info(
+            "event=serving http=%s control=%s model=%s", address.http, address.control, card.name
+        )
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server.serve(sockets=[http_socket]))
             reporting = group.create_task(fleet.run(dispatcher))

@@ -97,8 +97,9 @@ class Failed(Message, frozen=True):
     request_id: BoundedRequestId
     attempt: BoundedAttempt
     reason: Explanation
-    kind: Literal["request", "capacity", "transfer", "internal"]
-    """Who acts: caller, router (another attempt), router (another peer), operator."""
+    kind: Literal["request", "capacity", "transfer", "internal", "draining"]
+    """Who acts: caller, router (another attempt), router (another peer), operator, router (another
+    worker, since this one takes nothing new)."""
     field: Name | None = None
     """Of the request, where that is at fault."""
     peer: BoundedWorkerId | None = None

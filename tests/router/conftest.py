@@ -46,11 +46,12 @@ class RunningRouter:
         return worker
 
     async def until_state(self, worker_id: str, state: str | None) -> None:
-        """Wait until ``/status`` shows the worker in ``state``; None: does not show it."""
+        """Wait until ``/status`` shows the worker in ``state``; None: does not show it alive."""
         async with asyncio.timeout(10):
             while True:
                 status = (await self.http.get("/status")).json()
-                states = {w["worker_id"]: w["state"] for w in status["workers"]}
+                alive = [w for w in status["workers"] if w["state"] != "lost"]
+                states = {w["worker_id"]: w["state"] for w in alive}
                 if states.get(worker_id) == state:
                     return
                 await asyncio.sleep(0.02)

@@ -2,6 +2,7 @@
 
 import itertools
 
+import msgspec
 import pytest
 
 from core.ids import Incarnation, WorkerId
@@ -52,6 +53,27 @@ def test_short_prompts_stay_local_to_the_token() -> None:
 
 def test_without_a_prefill_worker_decode_prefills() -> None:
     assert _names(_choose(500, [_worker("d")], [])) == ("d", None, "no_prefill")
+
+
+def _of_compat(worker: Worker, compat_hash: str) -> Worker:
+    worker.heartbeat = msgspec.structs.replace(worker.heartbeat, compat_hash=compat_hash)
+    return worker
+
+
+def test_a_pair_has_one_compatibility_hash_however_loaded_the_others_are() -> None:
+    old, new = _worker("d-old"), _worker("d-new", running=5)
+    idle = _of_compat(_worker("p-new", "prefill"), "new")
+    busy = _of_compat(_worker("p-old", "prefill", queued_tokens=9000), "old")
+    _of_compat(old, "old"), _of_compat(new, "new")
+    assert _names(_choose(500, [old], [idle, busy])) == ("d-old", "p-old", "long")
+    assert _names(_choose(500, [new], [idle, busy])) == ("d-new", "p-new", "long")
+    assert _names(_choose(500, [old], [idle])) == ("d-old", None, "incompatible")
+    assert _names(_choose(500, [old], [idle, busy], avoid=("p-old",))) == ("d-old", None, "avoided")
+
+
+def test_a_worker_that_drains_costs_no_attempt() -> None:
+    assert may_retry("draining", attempt=3, max_attempts=3)
+    assert retry_delay_s("draining", attempt=3) == 0.0
 
 
 def test_least_loaded_by_report() -> None:

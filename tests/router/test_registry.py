@@ -88,3 +88,23 @@ def test_suspect_worker_is_cleared_by_its_next_heartbeat(registry: WorkerRegistr
     assert worker.suspect
     registry.observe(_beat(), now_s=1.0)
     assert not worker.suspect
+
+
+def test_a_lost_worker_is_shown_for_a_while_and_one_that_drained_is_not(
+    registry: WorkerRegistry,
+) -> None:
+    registry.observe(_beat(), now_s=10.0)
+    registry.expire(now_s=14.0)
+    (lost,) = registry.lost(now_s=20.0)
+    assert (lost.worker_id, lost.last_seen_s) == (D0, 10.0)
+    assert registry.lost(now_s=310.0) == []
+
+    registry.observe(_beat(), now_s=400.0)
+    registry.lose(D0, _beat().incarnation)
+    assert registry.lost(now_s=401.0)
+    registry.observe(_beat(), now_s=402.0)
+    assert registry.lost(now_s=402.0) == [], "it is back"
+    registry.drain(D0, _beat().incarnation)
+    assert registry.usable("decode") == []
+    registry.lose(D0, _beat().incarnation)
+    assert registry.lost(now_s=403.0) == []
