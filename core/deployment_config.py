@@ -95,11 +95,13 @@ class DeployConfig(ConfigSection):
     ray_address: str | None = None
     """A running Ray cluster, ``auto`` for the one of this machine; by default one is started on
     this machine and stopped at the end."""
+    upload_code: bool = True
+    """Give a running cluster this program's code; false where its image has the same already."""
     lifetime: Literal["job", "detached"] = "job"
     """``job``: everything ends with the process that started it, however that ends; ``detached``:
     on a running cluster it goes on until ``sluice down``."""
-    placement: Literal["any", "spread", "pack"] = "any"
-    """Workers on as many (``spread``) or as few (``pack``) nodes as there is room; the ranks of one
+    placement: Literal["any", "spread"] = "any"
+    """``spread``: workers on as many nodes of a running cluster as there is room; the ranks of one
     worker are always on one node."""
     prefill_resources: Resources = Field(default_factory=Resources)
     """Ray resources that a prefill worker takes beside its CPUs or GPUs, such as

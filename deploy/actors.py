@@ -11,12 +11,14 @@ from typing import Any, Protocol
 
 import ray
 import uvloop
+from ray.actor import ActorHandle
 
 from core.channel import Party
 from core.errors import ConfigError, MemoryCorruptionError
 from core.lifecycle import Lifecycle, WorkerHealth
 from core.logs import LogFormat, set_up_logging
 from core.parent import die_with_parent
+from deploy.sentinel import outlive_not
 
 log = logging.getLogger(__name__)
 
@@ -70,15 +72,25 @@ class ProcessIdentity:
     revision: str
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The service has ended as it was told, or, with an error, for good."""
+
+    error: str | None
+    """The config error that no restart can mend."""
+
+
 class ServiceActor:
-    """Runs one service from its construction on, so that Ray's restart restarts the service.
+    """Runs one service from its construction on.
 
     The service has a thread and an event loop of its own; Ray's calls come on other threads and
     only set or await events. A crash ends the process: that, and not an exception, is what Ray
-    takes for a reason to restart it.
+    takes for a death, which the controller answers with a new actor.
+
+    With a ``sentinel``, it ends when that is gone: see ``deploy.sentinel``.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, sentinel: ActorHandle[Any] | None = None) -> None:
         die_with_parent()
         set_up_logging(
             service.log_level,
@@ -92,6 +104,8 @@ class ServiceActor:
         self._loop = uvloop.new_event_loop()
         self._lifecycle = Lifecycle()
         threading.Thread(target=self._run, name=service.name, daemon=True).start()
+        if sentinel is not None:
+            outlive_not(sentinel, self._exit)
 
     def __repr__(self) -> str:
         return self._service.name  # Ray puts it before each line of the process's output
@@ -116,21 +130,16 @@ class ServiceActor:
         logging.getLogger().setLevel(logging.ERROR)
 
     def stop(self) -> None:
-        """Ask the service to end. Returns at once; ``ended`` tells when it has."""
+        """Ask the service to end. Returns at once; ``wait_end`` tells when it has."""
         self._loop.call_soon_threadsafe(self._lifecycle.stop.set)
 
     def drain(self) -> None:
         """Have the service take nothing new and end when it has nothing left. Returns at once."""
         self._loop.call_soon_threadsafe(self._lifecycle.drain.set)
 
-    def ended(self) -> str | None:
-        """Wait, for the actor's life, until the service has ended as it was told, or for good.
-
-        Returns:
-            None after a stop or drain, or the config error that no restart can mend.
-        """
-        self._ended.wait()
-        return self._error
+    def wait_end(self, timeout_s: float) -> Ending | None:
+        """Return how the service has ended, as soon as it has; None: not within ``timeout_s``."""
+        return Ending(self._error) if self._ended.wait(timeout_s) else None
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -157,5 +166,5 @@ class ServiceActor:
         os._exit(EXIT_CRASHED)
 
 
-# Threads: one blocked in ``ended`` per watching driver, one for each short call.
+# Threads: one blocked in ``wait_end`` per watcher, one for each short call.
 RemoteServiceActor = ray.remote(max_concurrency=8)(ServiceActor)

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NoReturn, get_args
 
-from core.config import SluiceConfig
+from core.config import DeployConfig, SluiceConfig
 from core.config_layers import ConfigLayer
 from core.errors import ConfigError, SluiceError
 from core.key_files import write_keys
@@ -19,6 +19,7 @@ from deploy.config_commands import run_config_check, run_config_reference, run_c
 from deploy.doctor import run_doctor
 from deploy.model_source import resolve_model
 from deploy.ray_environment import prepare_ray_environment
+from deploy.scale_commands import parse_counts, parse_roles, run_down, run_scale, run_update
 from deploy.settings import load_settings, read_settings
 from deploy.status import run_status
 from deploy.top import MAX_INTERVAL_S, MIN_INTERVAL_S, run_top
@@ -93,6 +94,24 @@ def _demo(arguments: argparse.Namespace) -> int:
     return run_demo(config)
 
 
+def _scale(arguments: argparse.Namespace) -> int:
+    return run_scale(
+        arguments.name,
+        arguments.address,
+        parse_counts(arguments.counts),
+        parse_roles(arguments.roles),
+    )
+
+
+def _update(arguments: argparse.Namespace) -> int:
+    config = load_settings(arguments.config, {}, arguments.assignments)
+    return run_update(arguments.name or config.deploy.name, arguments.address, config)
+
+
+def _down(arguments: argparse.Namespace) -> int:
+    return run_down(arguments.name, arguments.address, grace_s=arguments.grace)
+
+
 def _status(arguments: argparse.Namespace) -> int:
     return run_status(arguments.url)
 
@@ -159,6 +178,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_settings(_add(commands, "serve", _serve, "Start router and workers; Ctrl-C stops them."))
     _add_settings(_add(commands, "demo", _demo, "Start, answer five prompts, show how, stop."))
+    _add_supervision(commands)
     _add_url(_add(commands, "status", _status, "Show a running deployment's workers and load."))
     _add_top(_add(commands, "top", _top, "Watch workers, KV blocks and latencies in a terminal."))
     _add_doctor(_add(commands, "doctor", _doctor, "Try out how KV will travel here, and why."))
@@ -174,6 +194,37 @@ def _parser() -> argparse.ArgumentParser:
     keys.add_argument("folder", type=Path, metavar="DIR", help="made if it does not exist")
     _add(commands, "version", _version, "Print the version.")
     return parser
+
+
+def _add_supervision(commands: "argparse._SubParsersAction[_OneLineParser]") -> None:
+    scale = _add(commands, "scale", _scale, "Change a running deployment's numbers of workers.")
+    scale.add_argument("counts", nargs="*", metavar="ROLE=N", help="such as prefill=3 decode=5")
+    scale.add_argument(
+        "--role",
+        action="append",
+        default=[],
+        dest="roles",
+        metavar="WORKER=ROLE",
+        help="have one worker change its role, such as prefill-1=decode; may be repeated",
+    )
+    _add_deployment(scale, name=DeployConfig().name)
+    update = _add(commands, "update", _update, "Replace all workers one by one, by a new config.")
+    update.add_argument("--config", type=Path, metavar="FILE", help="YAML config file")
+    _add_assignments(update)
+    _add_deployment(update, name=None)
+    down = _add(commands, "down", _down, "Stop a running deployment, such as a detached one.")
+    down.add_argument("--grace", type=_wait_s, default=5.0, metavar="S", help="default: 5 s")
+    _add_deployment(down, name=DeployConfig().name)
+
+
+def _add_deployment(parser: argparse.ArgumentParser, *, name: str | None) -> None:
+    parser.add_argument("--name", default=name, help="deploy.name of the deployment")
+    parser.add_argument(
+        "--address",
+        metavar="A",
+        help="of the Ray cluster; default: RAY_ADDRESS, else the deployment that this user runs "
+        "on this machine, else the cluster of this machine",
+    )
 
 
 def _add_cache_commands(commands: "argparse._SubParsersAction[_OneLineParser]") -> None:

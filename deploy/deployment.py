@@ -9,22 +9,19 @@ from rich.console import Console
 
 from core.channel import DeploymentKeys
 from core.config import DeployConfig, RouterConfig, SluiceConfig
-from core.errors import SluiceError
+from core.errors import ConfigError, SluiceError
 from core.ids import WorkerId
 from core.messages import Role
-from core.worker_context import WorkerContext
 from deploy.api_client import ApiClient, UnreachableError
 from deploy.events import Event, EventQueue, StopRequested
 from deploy.model_source import ModelFolder, resolve_model
-from deploy.placement import router_bundle, worker_bundle
+from deploy.plan import DeploymentPlan
 from deploy.ports import claim_port
 from deploy.ray_environment import cluster_address
 from deploy.ray_session import PROJECT_ROOT, RaySession, ray_session
-from deploy.services import RouterService, WorkerService
+from deploy.run_file import RunningSession, announced
 from deploy.stop_signals import StopSignals
-from deploy.supervisor import Launch, Supervisor
-from engine.threads import thread_environment
-from router.server import RouterContext
+from deploy.supervisor import Supervisor
 
 PROBE_INTERVAL_S = 0.25
 WILDCARD_HOSTS = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
@@ -49,6 +46,8 @@ class Deployment:
         self._session = session
         self._signals = signals
         self.client = ApiClient(_url(config.router), timeout_s=2.0)
+        self.is_left = False
+        """Whether it goes on after the ``with`` block."""
 
     @property
     def url(self) -> str:
@@ -61,6 +60,10 @@ class Deployment:
         if event is not None:
             self._session.on_new_process()
         return event
+
+    def leave(self) -> None:
+        """Have it go on after the ``with`` block, until ``sluice down``."""
+        self.is_left = True
 
     def interruptible(self) -> AbstractContextManager[None]:
         """Return a ``with`` block that a stop signal leaves by ``StopInterrupt``.
@@ -110,36 +113,59 @@ def running(config: SluiceConfig, console: Console) -> Generator[Deployment]:
     """Run a deployment of ``config`` for the time of the ``with`` block, in the main thread.
 
     It is ready when the block begins. When the block ends, for whatever reason, everything is
-    stopped within ``stop_timeout_s``, and nothing is left of it.
+    stopped within ``stop_timeout_s``, and nothing is left of it; unless it is ``leave``d.
 
     Raises:
         StoppedEarly: a stop was asked for while starting.
         ConfigError: one line for the operator; nothing is left running.
         SluiceError: the deployment did not become ready.
     """
+    if config.deploy.lifetime == "detached" and cluster_address(config.deploy) is None:
+        raise ConfigError(
+            "deploy.lifetime=detached: a Ray session of its own ends with this process; give "
+            "deploy.ray_address, or lifetime: job"
+        )
     config = _with_port(config)
     model = resolve_model(config.model.model, config.model.revision)
     events = EventQueue()
     signals = StopSignals(events)
-    num_actors = 1 + config.deploy.prefill + config.deploy.decode
     started_s = time.monotonic()
     with signals.installed():
         address = cluster_address(config.deploy)
         console.print(f"joining Ray at {address} ..." if address else "starting Ray ...")
-        with ray_session(config.deploy, num_actors=num_actors) as session:
+        with ray_session(config.deploy) as session:
             signals.install()
-            supervisor = Supervisor(config.deploy, events)
+            supervisor = Supervisor(_plan(config, model, session), events, private=session.private)
+            deployment: Deployment | None = None
             try:
                 _announce(config, model, console)
-                supervisor.start(_launches(config, model, session))
+                supervisor.start()
                 deployment = Deployment(config, supervisor, session, signals)
                 deployment.wait_until_ready(console)
+                supervisor.is_ready = True
                 console.print(f"ready in {time.monotonic() - started_s:.1f} s", highlight=False)
-                yield deployment
+                with _findable(config.deploy.name, session):
+                    yield deployment
             finally:
-                console.print("stopping ...")
-                supervisor.stop()
-    console.print("stopped")
+                if deployment is not None and deployment.is_left:
+                    supervisor.leave()
+                else:
+                    console.print("stopping ...")
+                    supervisor.stop()
+                    console.print("stopped")
+
+
+@contextmanager
+def _findable(name: str, session: RaySession) -> Generator[None]:
+    """Let commands of this user find a private session; a cluster's address they are given."""
+    if not session.private:
+        yield
+        return
+    running_session = RunningSession(
+        address=session.address, token=os.environ["RAY_AUTH_TOKEN"], pid=os.getpid()
+    )
+    with announced(name, running_session):
+        yield
 
 
 def _announce(config: SluiceConfig, model: ModelFolder, console: Console) -> None:
@@ -162,37 +188,19 @@ def _url(router: RouterConfig) -> str:
     return f"http://[{host}]:{router.port}" if ":" in host else f"http://{host}:{router.port}"
 
 
-def _launches(config: SluiceConfig, model: ModelFolder, session: RaySession) -> list[Launch]:
-    """Return what to start: the router first, so that workers find it."""
-    keys = DeploymentKeys.generate()
+def _plan(config: SluiceConfig, model: ModelFolder, session: RaySession) -> DeploymentPlan:
     host = session.driver_host
-    served_name = config.model.served_name or model.served_name
-    control_port = claim_port(host, config.router.control_port, field="router.control_port")
-    router = RouterContext(
+    return DeploymentPlan(
         config=config,
         model_path=model.path,
-        served_name=served_name,
-        keys=keys.of("router"),
+        served_name=config.model.served_name or model.served_name,
+        keys=DeploymentKeys.generate(),
         host=host,
-        control_port=control_port,
+        control_port=claim_port(host, config.router.control_port, field="router.control_port"),
+        private=session.private,
+        num_gpus=session.num_gpus,
+        environment=_environment(session),
     )
-    bundle = router_bundle(private=session.private, driver_host=host)
-    launches = [Launch(RouterService(router), bundle, _environment(session))]
-    for role, worker_id in _workers(config.deploy):
-        own = config.for_role(role)
-        bundle = worker_bundle(own, private=session.private, num_gpus=session.num_gpus)
-        environment = _environment(session) | thread_environment(own.engine.num_threads)
-        context = WorkerContext(
-            worker_id=worker_id,
-            config=own,
-            model_path=model.path,
-            served_name=served_name,
-            router_address=f"tcp://{host}:{control_port}",
-            keys=keys.of(role),
-            host=host,
-        )
-        launches.append(Launch(WorkerService(role, context), bundle, environment))
-    return launches
 
 
 def _environment(session: RaySession) -> dict[str, str]:

@@ -27,11 +27,20 @@ class Bundle:
         """For the actor's own request."""
         return self.resources.get("GPU", 0.0)
 
+    @property
+    def custom(self) -> dict[str, float]:
+        """All others."""
+        return {k: v for k, v in self.resources.items() if k not in {"CPU", "GPU"}}
+
+    def with_custom(self, custom: Mapping[str, float]) -> "Bundle":
+        """Return this room and ``custom`` beside it."""
+        return Bundle({**self.resources, **custom})
+
 
 def router_bundle(*, private: bool, driver_host: str) -> Bundle:
     """Place the router beside the driver, whose address clients know."""
     if private:
-        return Bundle({"CPU": 1.0})
+        return Bundle({})
     # Many clusters' head nodes offer no CPU to actors, so none is asked for.
     return Bundle({f"node:{driver_host}": ROUTER_NODE_SHARE})
 
@@ -39,7 +48,7 @@ def router_bundle(*, private: bool, driver_host: str) -> Bundle:
 def worker_bundle(config: SluiceConfig, *, private: bool, num_gpus: float) -> Bundle:
     """Return one prefill or decode worker's room.
 
-    A private session gives each worker one of its nominal CPUs. On a cluster a worker asks for
+    A private session counts no CPUs, so that it can be scaled. On a cluster a worker asks for
     its threads, of which each rank has one at least. Each rank gets a GPU of its own, all on one
     node; a worker of one rank gets an equal share where there are too few on this machine.
 
@@ -47,7 +56,7 @@ def worker_bundle(config: SluiceConfig, *, private: bool, num_gpus: float) -> Bu
         ConfigError: the config demands CUDA, and there is none, or fewer than one worker's ranks.
     """
     num_ranks = config.engine.tensor_parallel_size
-    cpus = 1.0 if private else float(max(config.engine.num_threads, num_ranks))
+    cpus = 0.0 if private else float(max(config.engine.num_threads, num_ranks))
     if config.model.device == "cpu" or num_gpus == 0:
         if config.model.device == "cuda":
             raise ConfigError("model.device: cuda, but Ray sees no GPU; use device: cpu or auto")

@@ -48,6 +48,8 @@ class RaySession:
     """What the deployment must know of the cluster it is on."""
 
     private: bool
+    address: str
+    """By which another process joins it."""
     driver_host: str
     """This machine's address inside the cluster."""
     num_gpus: float
@@ -58,7 +60,7 @@ class RaySession:
 
 
 @contextmanager
-def ray_session(config: DeployConfig, *, num_actors: int) -> Generator[RaySession]:
+def ray_session(config: DeployConfig) -> Generator[RaySession]:
     """Connect this process to Ray for the time of the ``with`` block.
 
     Call from the main thread: Ray's processes die with the thread that started them. Leaving the
@@ -66,27 +68,26 @@ def ray_session(config: DeployConfig, *, num_actors: int) -> Generator[RaySessio
 
     Args:
         config: Tells whether to join a cluster, see ``cluster_address``.
-        num_actors: Room that a private session must have.
 
     Raises:
         ConfigError: the named cluster cannot be joined, or Ray does not start.
     """
     if address := cluster_address(config):
-        with _joined(address) as session:
+        with _joined(address, upload_code=config.upload_code) as session:
             yield session
     else:
-        with _private(num_actors) as session:
+        with _private() as session:
             yield session
 
 
 @contextmanager
-def _joined(address: str) -> Generator[RaySession]:
+def _joined(address: str, *, upload_code: bool) -> Generator[RaySession]:
     inside_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
     packages = [str(PROJECT_ROOT / package) for package in PACKAGES]
     try:
         ray.init(
             address=address,
-            runtime_env=None if inside_job else {"py_modules": packages},
+            runtime_env=None if inside_job or not upload_code else {"py_modules": packages},
             log_to_driver=True,
             logging_level=logging.WARNING,
         )
@@ -96,6 +97,7 @@ def _joined(address: str) -> Generator[RaySession]:
     try:
         yield RaySession(
             private=False,
+            address=address,
             driver_host=ray.util.get_node_ip_address(),
             num_gpus=ray.cluster_resources().get("GPU", 0.0),
             temp_folder=None,
@@ -106,19 +108,20 @@ def _joined(address: str) -> Generator[RaySession]:
 
 
 @contextmanager
-def _private(num_actors: int) -> Generator[RaySession]:
+def _private() -> Generator[RaySession]:
     folder = _short_temp_folder()
     reaper = Reaper(folder)
     before = set(psutil.Process().children())
     roots: set[psutil.Process] = set()
     try:
         try:
-            _start_ray(folder, num_actors)
+            _start_ray(folder)
         finally:
             roots |= set(psutil.Process().children()) - before
         reaper.tell(with_descendants(roots))
         yield RaySession(
             private=True,
+            address=ray.get_runtime_context().gcs_address,
             driver_host=LOOPBACK,
             num_gpus=ray.cluster_resources().get("GPU", 0.0),
             temp_folder=folder,
@@ -139,11 +142,11 @@ def _private(num_actors: int) -> Generator[RaySession]:
             # this process, removes the folder after it.
 
 
-def _start_ray(folder: Path, num_actors: int) -> None:
+def _start_ray(folder: Path) -> None:
     try:
         ray.init(
             address="local",
-            num_cpus=num_actors,
+            num_cpus=0,  # nobody counts them: the deployment may be scaled
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_NBYTES,
             log_to_driver=True,

@@ -50,15 +50,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """What is wanted. ``generation`` counts the operator's changes: each gives a new chance to
-    what has been given up.
-    """
+    """What is wanted."""
 
     targets: Mapping[Party, Target]
     leaving: Mapping[str, Party] = field(default_factory=dict[str, Party])
     """Services that end to make room for one of another role, by name. The number of that role
     counts the new one already; it starts when the old one is gone."""
     generation: int = 0
+    """Of the operator's changes: each gives a new chance to what has been given up."""
 
 
 @dataclass(frozen=True, slots=True)

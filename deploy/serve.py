@@ -21,6 +21,10 @@ def run_serve(config: SluiceConfig) -> int:
     try:
         with running(config, console) as deployment:
             console.print(f"serving at {deployment.url}/v1 (Ctrl-C stops)", highlight=False)
+            if config.deploy.lifetime == "detached":
+                console.print("it goes on by itself; sluice down stops it")
+                deployment.leave()
+                return 0
             while not isinstance(deployment.next_event(), StopRequested):
                 pass
     except StoppedEarly:

@@ -1,97 +1,102 @@
-"""Starts the services of a deployment under Ray, tells what happens to them, and stops them."""
+"""The driver's side of a deployment: starts its controller, tells what happens, and stops all."""
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass
 from queue import Empty
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from core.config import DeployConfig
 from core.errors import ConfigError, SluiceError
-from deploy.actors import ProcessIdentity, RemoteServiceActor, Service
+from deploy import controller
 from deploy.bounded import run_bounded
-from deploy.events import (
-    Event,
-    EventQueue,
-    GaveUp,
-    ProcessDied,
-    ProcessStarted,
-    ServiceEnded,
-    StopRequested,
-)
-from deploy.placement import Bundle
+from deploy.controller import RemoteController, Row, first_wanted
+from deploy.events import Event, EventQueue, GaveUp, ServiceEnded
+from deploy.launch import Plan
+from deploy.sentinel import RemoteSentinel
 
 log = logging.getLogger(__name__)
 
 KILL_RESERVE_S = 5.0
 REMOVE_TIMEOUT_S = 2.0
 """Of the stop timeout: for killing what did not stop, and for ending Ray."""
+EVENTS_WAIT_S = 5.0
+CALL_TIMEOUT_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """One service and the surroundings of its process."""
-
-    service: Service
-    bundle: Bundle
-    environment: Mapping[str, str]
-    """Set before the process imports anything."""
+def namespace_of(name: str) -> str:
+    """Return where Ray keeps the names of the deployment called ``name``."""
+    return f"sluice-{name}"
 
 
 class Supervisor:
-    """The actors of one deployment, from start to stop.
+    """One deployment, from start to stop.
 
-    All that happens to them arrives in ``events``. Ray's callbacks run on its threads and only
-    put events; all else is done by the thread that calls the methods.
+    All that happens to it arrives in ``events``: a thread that waits for the controller puts them
+    there; all else is done by the thread that calls the methods.
     """
 
-    def __init__(self, config: DeployConfig, events: EventQueue) -> None:
-        self._config = config
+    def __init__(self, plan: Plan, events: EventQueue, *, private: bool) -> None:
+        self._plan = plan
         self._events = events
-        self._actors: dict[str, Any] = {}
-        self._group: PlacementGroup | None = None
-        self._restarts: dict[str, int] = {}
-        self._running: set[str] = set()
+        self._private = private
+        self._namespace = namespace_of(plan.deploy.name)
+        self._controller: Any = None
+        self._sentinel: ActorHandle[Any] | None = None
+        self._stopping = threading.Event()
+        self.is_ready = False
+        """A config that a service refuses ends a deployment that has never been ready."""
 
-    def start(self, launches: list[Launch]) -> None:
-        """Place all services and start them; returns before they are ready.
+    def start(self) -> None:
+        """Start the controller, which starts all else; returns before anything is ready.
 
         Raises:
-            ConfigError: the cluster has no room within ``start_timeout_s``.
+            ConfigError: a deployment of this name runs on the cluster already.
         """
-        demand = [dict(launch.bundle.resources) for launch in launches]
-        group = self._group = placement_group(demand)
-        if not group.wait(self._config.start_timeout_s):
-            raise ConfigError(
-                f"the Ray cluster has no room for {demand} after "
-                f"{self._config.start_timeout_s:.0f} s: it has {ray.available_resources()}"
+        if not self._private and self._plan.deploy.lifetime == "job":
+            # Where the driver is: what ends that machine ends the driver, too.
+            here = NodeAffinitySchedulingStrategy(
+                ray.get_runtime_context().get_node_id(), soft=False
             )
-        for index, launch in enumerate(launches):
-            self._start_one(launch, PlacementGroupSchedulingStrategy(group, index))
+            self._sentinel = RemoteSentinel.options(scheduling_strategy=here).remote()
+        options: dict[str, Any] = {
+            "name": controller.NAME,
+            "namespace": self._namespace,
+            "runtime_env": {"env_vars": dict(self._plan.environment)},
+        }
+        if find_controller(self._namespace) is not None:
+            raise ConfigError(
+                f"deploy.name={self._plan.deploy.name!r}: a deployment of this name runs on this "
+                "cluster; stop it with sluice down, or give another name"
+            )
+        controller.store(self._namespace, first_wanted(self._plan))
+        self._controller = RemoteController.options(**options, lifetime="detached").remote(
+            self._namespace, "info", self._sentinel
+        )
+        threading.Thread(target=self._listen, name="controller-events", daemon=True).start()
 
-    def _start_one(self, launch: Launch, strategy: PlacementGroupSchedulingStrategy) -> None:
-        name = launch.service.name
-        self._actors[name] = RemoteServiceActor.options(
-            name=name,
-            namespace=f"sluice-{ray.get_runtime_context().get_job_id()}",
-            num_cpus=launch.bundle.num_cpus,
-            num_gpus=launch.bundle.num_gpus,
-            max_restarts=self._config.max_restarts,
-            scheduling_strategy=strategy,
-            runtime_env={"env_vars": dict(launch.environment)},
-        ).remote(launch.service)
-        self._restarts[name] = 0
-        self._watch_start(name)
+    def _listen(self) -> None:
+        life, start = 0, 0
+        while not self._stopping.is_set():
+            try:
+                new_life, events = ray.get(
+                    self._controller.events.remote(life, start, EVENTS_WAIT_S)
+                )
+            except RayError as error:
+                log.debug("event=controller_away reason=%s", error)
+                self._stopping.wait(1.0)
+                continue
+            start = len(events) + (start if new_life == life else 0)
+            life = new_life
+            for event in events:
+                self._events.put(event)
 
     def next_event(self, timeout_s: float | None = None) -> Event | None:
-        """Return the next event, logged and followed up; None after ``timeout_s`` without one.
+        """Return the next event, followed up; None after ``timeout_s`` without one.
 
         Raises:
             ConfigError: a service met an error that no restart can mend.
@@ -106,104 +111,87 @@ class Supervisor:
 
     def _follow_up(self, event: Event) -> None:
         match event:
-            case ProcessStarted(name, identity):
-                if self._restarts[name]:
-                    log.warning("service=%s restarted pid=%d", name, identity.pid)
-                self._running.add(name)
-                self._watch_end(name)
-            case ProcessDied(name, reason):
-                self._running.discard(name)
-                self._restarts[name] += 1
-                log.warning(
-                    "service=%s died (%s), restart=%d of max_restarts=%d",
-                    name, reason, self._restarts[name], self._config.max_restarts,
-                )  # fmt: skip
-                self._watch_start(name)
-            case ServiceEnded(name, error):
-                self._running.discard(name)
-                del self._actors[name]
-                if error is not None:
-                    raise ConfigError(f"{name}: {error}")
-            case GaveUp(name, reason):
-                del self._actors[name]
-                log.error("service=%s stays down: %s", name, reason)
-                if name == "router" or not self._actors.keys() - {"router"}:
-                    raise SluiceError(f"{name} stays down: {reason}")
-            case StopRequested():
+            case ServiceEnded(name, str(error)) if name == "router" or not self.is_ready:
+                raise ConfigError(f"{name}: {error}")
+            case GaveUp("router", reason):
+                raise SluiceError(f"router stays down: {reason}")
+            case GaveUp(name, reason) if not self.is_ready:
+                raise SluiceError(f"{name} stays down: {reason}")
+            case _:
                 pass
 
-    def _watch_start(self, name: str) -> None:
-        # Retried by Ray until the restarted process answers.
-        call = self._actors[name].identity.options(max_task_retries=-1).remote()
-
-        def tell(identity: ProcessIdentity) -> Event:
-            return ProcessStarted(name, identity)
-
-        self._on_result(call, tell, lambda reason: GaveUp(name, reason))
-
-    def _watch_end(self, name: str) -> None:
-        call = self._actors[name].ended.remote()
-
-        def tell(error: str | None) -> Event:
-            return ServiceEnded(name, error)
-
-        self._on_result(call, tell, lambda reason: ProcessDied(name, reason))
-
-    def _on_result(
-        self,
-        call: ray.ObjectRef[Any],
-        on_result: Callable[[Any], Event],
-        on_loss: Callable[[str], Event],
-    ) -> None:
-        def put(future: Future[Any]) -> None:
-            error = future.exception()
-            if error is None:
-                self._events.put(on_result(future.result()))
-            elif isinstance(error, RayError):
-                self._events.put(on_loss(_first_line(error)))
-
-        call.future().add_done_callback(put)
+    def leave(self) -> None:
+        """Listen no more; all goes on."""
+        self._stopping.set()
 
     def stop(self) -> None:
         """Stop all services, the unwilling ones by SIGKILL. Never raises for a dead actor."""
-        for name in self._running:
-            self._actors[name].expect_stop.remote()
-        grace_s = max(self._config.stop_timeout_s - KILL_RESERVE_S, 1.0)
-        deadline = time.monotonic() + grace_s
-        # The router first: it ends what is pending, and does not take the workers' end for a loss.
-        self._stop_some(self._running & {"router"}, deadline - grace_s / 2)
-        self._stop_some(set(self._running), deadline)
-        if not run_bounded(self._remove_all, timeout_s=REMOVE_TIMEOUT_S):
+        self._stopping.set()
+        if self._controller is not None and not run_bounded(
+            lambda: stop_all(self._namespace, self._plan.deploy.stop_timeout_s - KILL_RESERVE_S),
+            timeout_s=self._plan.deploy.stop_timeout_s - KILL_RESERVE_S + REMOVE_TIMEOUT_S,
+        ):
             log.warning("Ray does not answer; what it has started is killed with it")
-
-    def _remove_all(self) -> None:
-        for actor in self._actors.values():
-            ray.kill(actor, no_restart=True)
-        self._actors.clear()
-        if self._group is not None:
-            remove_placement_group(self._group)
-            self._group = None
-
-    def _stop_some(self, names: set[str], deadline: float) -> None:
-        for name in names:
-            self._actors[name].stop.remote()
-        while names and (left_s := deadline - time.monotonic()) > 0:
-            try:
-                event = self._events.get(timeout=left_s)
-            except Empty:
-                break
-            if isinstance(event, ServiceEnded | ProcessDied | GaveUp):
-                names.discard(event.name)
-                self._running.discard(event.name)
-        for name in names:
-            self._running.discard(name)
-            log.warning("service=%s did not stop in time, it is killed", name)
+        if self._sentinel is not None:
+            ray.kill(self._sentinel)
 
 
-def _first_line(error: RayError) -> str:
-    if isinstance(error, ActorUnavailableError):
-        return "its process is gone"
-    for line in str(error).splitlines():
-        if line.strip():
-            return line.strip()[:200]
-    return type(error).__name__
+def find_controller(namespace: str) -> ActorHandle[Any] | None:
+    """Return the controller of the deployment in ``namespace``; None: there is none."""
+    try:
+        return ray.get_actor(controller.NAME, namespace=namespace)
+    except ValueError:
+        return None
+
+
+def stop_all(namespace: str, grace_s: float) -> None:
+    """End the controller, then all services, the router first; kill what does not stop."""
+    deadline = time.monotonic() + max(grace_s, 1.0)
+    keeper = find_controller(namespace)
+    names = _names(keeper, namespace)
+    if keeper is not None:
+        ray.kill(keeper, no_restart=True)
+    services = {name: actor for name in names if (actor := _find(name, namespace)) is not None}
+    for service in services.values():
+        service.expect_stop.remote()
+    # The router first: it ends what is pending, and does not take the workers' end for a loss.
+    routers = {name: actor for name, actor in services.items() if name == "router"}
+    _stop_some(routers, deadline - max(grace_s, 1.0) / 2)
+    _stop_some({n: a for n, a in services.items() if n not in routers}, deadline)
+    for service in services.values():
+        ray.kill(service, no_restart=True)
+    controller.clear(namespace)
+
+
+def _names(keeper: ActorHandle[Any] | None, namespace: str) -> list[str]:
+    """Return the services' names: as stored, and as the controller has them, if it answers."""
+    names = set(controller.recall(namespace).revisions)
+    if keeper is not None:
+        try:
+            rows: list[Row] = ray.get(keeper.services.remote(), timeout=1.0)
+            names |= {row.name for row in rows}
+        except RayError:
+            log.debug("event=controller_silent")
+    return sorted(names)
+
+
+def _find(name: str, namespace: str) -> ActorHandle[Any] | None:
+    try:
+        return ray.get_actor(name, namespace=namespace)
+    except ValueError:
+        return None
+
+
+def _stop_some(services: dict[str, Any], deadline: float) -> None:
+    for service in services.values():
+        service.stop.remote()
+    ends = {
+        service.wait_end.remote(max(deadline - time.monotonic(), 0.1)): name
+        for name, service in services.items()
+    }
+    if not ends:
+        return
+    left_s = max(deadline - time.monotonic(), 0.0)
+    _, late = ray.wait(list(ends), num_returns=len(ends), timeout=left_s, fetch_local=False)
+    for call in late:
+        log.warning("event=killed service=%s reason=did not stop in time", ends[call])

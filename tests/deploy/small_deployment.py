@@ -7,7 +7,7 @@ so that a test can follow and disturb it from outside.
 import asyncio
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -15,16 +15,21 @@ sys.path.insert(0, str(ROOT))
 
 from core.config import DeployConfig  # noqa: E402
 from core.errors import ConfigError  # noqa: E402
+from core.ids import Incarnation  # noqa: E402
 from deploy.ray_environment import prepare_ray_environment  # noqa: E402
 
 CONFIG = DeployConfig(stop_timeout_s=7.0)
 prepare_ray_environment(CONFIG)
 
+from core.channel import Party  # noqa: E402
+from core.lifecycle import Lifecycle, Work  # noqa: E402
 from deploy.events import EventQueue, StopRequested  # noqa: E402
+from deploy.fleet import role_of  # noqa: E402
+from deploy.launch import Launch  # noqa: E402
 from deploy.placement import Bundle  # noqa: E402
 from deploy.ray_session import ray_session  # noqa: E402
 from deploy.stop_signals import StopSignals  # noqa: E402
-from deploy.supervisor import Launch, Supervisor  # noqa: E402
+from deploy.supervisor import Supervisor  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -34,13 +39,48 @@ class IdleService:
     name: str
     behaviour: str = "obey"
     log_level: str = "warning"
+    log_format: str = "text"
 
-    async def run(self, stop: asyncio.Event) -> None:
+    revision: str = "a"
+
+    @property
+    def role(self) -> Party:
+        return role_of(self.name)
+
+    async def run(self, lifecycle: Lifecycle) -> None:
         if self.behaviour == "misconfigured":
             raise ConfigError("cache.num_blocks: none fits")
-        await stop.wait()
+        await lifecycle.run(Work(Incarnation(1), is_idle=lambda: True))
         if self.behaviour == "hang":
             await asyncio.Event().wait()
+
+
+@dataclass(frozen=True)
+class IdlePlan:
+    """A router and decode workers that do nothing."""
+
+    behaviours: tuple[str, ...]
+    deploy: DeployConfig = CONFIG
+    revision_of_all: str = "a"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"PYTHONPATH": str(ROOT)}
+
+    def replicas(self) -> dict[Party, int]:
+        return {"router": 1, "decode": len(self.behaviours) - 1}
+
+    def revision(self, _role: Party) -> str:
+        return self.revision_of_all
+
+    def launch(self, role: Party, name: str) -> Launch:
+        index = 0 if role == "router" else 1 + int(name.rpartition("-")[2])
+        behaviour = self.behaviours[index] if index < len(self.behaviours) else "obey"
+        service = IdleService(name, behaviour, revision=self.revision_of_all)
+        return Launch(service, Bundle({}), self.environment)
+
+    def updated(self, config: str) -> "IdlePlan":
+        return replace(self, revision_of_all=config)
 
 
 def show(**fields: object) -> None:
@@ -51,18 +91,12 @@ def show(**fields: object) -> None:
 def main() -> int:
     events = EventQueue()
     signals = StopSignals(events)
-    behaviours = sys.argv[1:] or ["obey", "obey", "obey"]
-    names = ["router", *(f"worker-{i}" for i in range(1, len(behaviours)))]
-    with signals.installed(), ray_session(CONFIG, num_actors=len(names)) as session:
+    plan = IdlePlan(tuple(sys.argv[1:] or ["obey", "obey", "obey"]))
+    with signals.installed(), ray_session(CONFIG) as session:
         signals.install()
-        supervisor = Supervisor(CONFIG, events)
+        supervisor = Supervisor(plan, events, private=True)
         try:
-            supervisor.start(
-                [
-                    Launch(IdleService(name, how), Bundle({"CPU": 1.0}), {"PYTHONPATH": str(ROOT)})
-                    for name, how in zip(names, behaviours, strict=True)
-                ]
-            )
+            supervisor.start()
             while True:
                 event = supervisor.next_event()
                 session.on_new_process()

@@ -11,10 +11,10 @@ def config(**sections: dict[str, object]) -> SluiceConfig:
     return SluiceConfig.parse(dict(sections), source="test")
 
 
-def test_a_private_session_gives_every_service_one_of_its_nominal_cpus() -> None:
-    assert dict(router_bundle(private=True, driver_host="127.0.0.1").resources) == {"CPU": 1.0}
+def test_a_private_session_counts_no_cpus_so_that_it_can_be_scaled() -> None:
+    assert router_bundle(private=True, driver_host="127.0.0.1").num_cpus == 0.0
     bundle = worker_bundle(config(engine={"num_threads": 8}), private=True, num_gpus=0)
-    assert dict(bundle.resources) == {"CPU": 1.0}
+    assert bundle.num_cpus == 0.0
 
 
 def test_on_a_cluster_the_router_stays_beside_the_driver_and_takes_no_cpu() -> None:

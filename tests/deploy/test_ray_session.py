@@ -133,7 +133,7 @@ def test_a_service_that_does_not_stop_is_killed(launched: list[SmallDeployment])
 def test_a_frozen_service_does_not_hold_up_the_stop(launched: list[SmallDeployment]) -> None:
     deployment = launch(launched, "obey", "obey")
     deployment.wait_until_up(2)
-    os.kill(deployment.pids["worker-1"], signal.SIGSTOP)
+    os.kill(deployment.pids["decode-0"], signal.SIGSTOP)
     deployment.child.send_signal(signal.SIGINT)
     assert deployment.end() == 0
     deployment.assert_nothing_left()
@@ -158,7 +158,7 @@ def test_nothing_outlives_a_killed_driver_not_even_a_frozen_worker(
 ) -> None:
     deployment = launch(launched, "obey", "obey")
     deployment.wait_until_up(2)
-    os.kill(deployment.pids["worker-1"], signal.SIGSTOP)
+    os.kill(deployment.pids["decode-0"], signal.SIGSTOP)
     deployment.child.kill()
     assert deployment.end() == -signal.SIGKILL
     deployment.assert_nothing_left()
@@ -173,16 +173,16 @@ def test_a_killed_service_is_restarted_while_the_others_go_on(
     before = dict(deployment.pids)
 
     # When one service is killed
-    os.kill(before["worker-1"], signal.SIGKILL)
+    os.kill(before["decode-0"], signal.SIGKILL)
 
     # Then its death is told, and it alone has a new process, which a kill can hit again
-    assert deployment.wait_for("ProcessDied")["name"] == "worker-1"
-    assert deployment.wait_for("ProcessStarted")["name"] == "worker-1"
-    assert deployment.pids["worker-1"] != before["worker-1"]
+    assert deployment.wait_for("ProcessDied")["name"] == "decode-0"
+    assert deployment.wait_for("ProcessStarted")["name"] == "decode-0"
+    assert deployment.pids["decode-0"] != before["decode-0"]
     assert psutil.pid_exists(before["router"])
-    os.kill(deployment.pids["worker-1"], signal.SIGKILL)
-    assert deployment.wait_for("ProcessDied")["name"] == "worker-1"
-    assert deployment.wait_for("ProcessStarted")["name"] == "worker-1"
+    os.kill(deployment.pids["decode-0"], signal.SIGKILL)
+    assert deployment.wait_for("ProcessDied")["name"] == "decode-0"
+    assert deployment.wait_for("ProcessStarted")["name"] == "decode-0"
     deployment.child.send_signal(signal.SIGINT)
     assert deployment.end() == 0
     deployment.assert_nothing_left()
@@ -194,7 +194,7 @@ def test_a_crash_is_restarted_but_a_config_error_ends_the_deployment(
 ) -> None:
     deployment = launch(launched, "obey", "misconfigured")
     error = deployment.wait_for("ConfigError")["error"]
-    assert error == "worker-1: cache.num_blocks: none fits"
+    assert error == "decode-0: cache.num_blocks: none fits"
     assert deployment.end() == 0
     deployment.assert_nothing_left()
 

@@ -143,12 +143,12 @@ def test_workers_and_router_that_are_killed_come_back_and_ctrl_c_leaves_nothing(
     # When the prefill worker is killed, then its death is told, and a long prompt is answered
     # the same, whoever prefills it
     os.kill(sluice.pid_of("prefill-0"), signal.SIGKILL)
-    sluice.wait_for_line("service=prefill-0 died")
+    sluice.wait_for_line("event=died service=prefill-0")
     assert complete(client, LONG_PROMPT)[0] == text
 
     # When the router is killed, then it is back at the same address, with both workers
     os.kill(sluice.pid_of("router"), signal.SIGKILL)
-    sluice.wait_for_line("service=router restarted")
+    sluice.wait_for_line("event=up service=router", count=2)
     wait_until_complete(sluice, client, num_workers=2)
     assert complete(client, LONG_PROMPT)[0] == text
 

@@ -1,0 +1,268 @@
+"""The controller of a deployment: an actor that keeps what there is as it is wanted.
+
+It touches no traffic. When its process dies, Ray starts it anew; it reads what is wanted, and who
+was started, from Ray's internal key-value store, finds the services by name, and goes on.
+"""
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+from ray import cloudpickle
+from ray.actor import ActorHandle
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
+
+from core.channel import Party
+from core.config import DeployConfig, SluiceConfig
+from core.errors import ConfigError
+from core.logs import set_up_logging
+from core.messages import Role
+from core.parent import die_with_parent
+from deploy.events import Event, GaveUp, ProcessDied, ProcessStarted, ServiceEnded
+from deploy.fleet import Fleet, role_of
+from deploy.launch import Plan
+from deploy.reconciler import (
+    Action,
+    Desired,
+    Drain,
+    Forget,
+    GiveUp,
+    Kill,
+    Limits,
+    Observed,
+    Reconciler,
+    Start,
+    Target,
+)
+from deploy.sentinel import outlive_not
+
+log = logging.getLogger(__name__)
+
+NAME = "controller"
+TICK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """All that a new controller must know.
+
+    In the key-value store, which lives as long as Ray's control service: no further process is
+    needed that could die as the controller can.
+    """
+
+    plan: Plan
+    desired: Desired
+    revisions: Mapping[str, str]
+    """Of the services that were started, by name."""
+
+
+def first_wanted(plan: Plan) -> Wanted:
+    """Return what a deployment of ``plan`` starts with."""
+    targets = {role: Target(n, plan.revision(role)) for role, n in plan.replicas().items()}
+    return Wanted(plan, Desired(targets), {})
+
+
+def store(namespace: str, wanted: Wanted) -> None:
+    """Keep ``wanted`` for the next controller."""
+    _internal_kv_put(b"wanted", cloudpickle.dumps(wanted), namespace=namespace.encode())
+
+
+def clear(namespace: str) -> None:
+    """Forget what was stored."""
+    _internal_kv_del(b"wanted", namespace=namespace.encode())
+
+
+def recall(namespace: str) -> Wanted:
+    """Return what was stored last."""
+    content = _internal_kv_get(b"wanted", namespace=namespace.encode())
+    assert content is not None, "stored before a controller is started"
+    return cloudpickle.loads(content)
+
+
+def limits_of(deploy: DeployConfig) -> Limits:
+    """Return what the reconciler goes by."""
+    return Limits(
+        max_restarts=deploy.max_restarts,
+        restart_backoff_max_s=deploy.restart_backoff_max_s,
+        healthy_after_s=deploy.healthy_after_s,
+        start_timeout_s=deploy.start_timeout_s,
+        drain_timeout_s=deploy.drain_timeout_s,
+        progress_timeout_s=deploy.progress_timeout_s,
+        max_surge=deploy.max_surge,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One service, for people."""
+
+    name: str
+    role: str
+    state: str
+    revision: str
+
+
+class Controller:
+    """The shell around ``Reconciler``. One thread acts; Ray's calls change what is wanted."""
+
+    def __init__(
+        self, namespace: str, log_level: str, sentinel: ActorHandle[Any] | None = None
+    ) -> None:
+        die_with_parent()
+        set_up_logging(log_level, worker=NAME, role="deploy")
+        self._life = secrets.randbits(62)
+        self._namespace = namespace
+        self._changed = threading.Condition()
+        wanted = recall(namespace)
+        self._plan, self._desired = wanted.plan, wanted.desired
+        self._stored_revisions = dict(wanted.revisions)
+        self._fleet = Fleet(namespace, sentinel)
+        self._fleet.adopt(wanted.revisions)
+        self._reconciler = Reconciler(limits_of(wanted.plan.deploy))
+        self._observed: dict[str, Observed] = {}
+        self._events: list[Event] = []
+        if sentinel is not None:
+            outlive_not(sentinel, self._end)
+        threading.Thread(target=self._run, name=NAME, daemon=True).start()
+
+    def __repr__(self) -> str:
+        return NAME
+
+    def events(self, life: int, start: int, wait_s: float) -> tuple[int, list[Event]]:
+        """Return which life of the controller this is, and its events from number ``start`` on.
+
+        Waits ``wait_s`` for the first. Of another ``life``, all of this one's are returned.
+        """
+        first = start if life == self._life else 0
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._events) > first, wait_s)
+            return self._life, self._events[first:]
+
+    def services(self) -> list[Row]:
+        """Return all services as last seen."""
+        with self._changed:
+            seen = list(self._observed.values())
+        return [
+            Row(s.name, s.role, s.state, s.revision) for s in sorted(seen, key=lambda s: s.name)
+        ]
+
+    def scale(self, counts: Mapping[Role, int], roles: Mapping[str, Role]) -> str | None:
+        """Want ``counts`` of the roles, and the named workers in other roles.
+
+        Returns:
+            None, or why it cannot be.
+        """
+        with self._changed:
+            targets = dict(self._desired.targets)
+            leaving = dict(self._desired.leaving)
+            for role, count in counts.items():
+                targets[role] = Target(count, self._plan.revision(role))
+            for name, role in roles.items():
+                if name not in self._observed or role_of(name) in {role, "router"}:
+                    return f"{name}={role}: there is no such worker of the other role"
+                if name in leaving:
+                    return f"{name}={role}: it is changing its role already"
+                leaving[name] = role
+                old = role_of(name)
+                targets[old] = replace(targets[old], replicas=targets[old].replicas - 1)
+                new = targets.get(role, Target(0, self._plan.revision(role)))
+                targets[role] = replace(new, replicas=new.replicas + 1)
+            if targets["decode"].replicas < 1:
+                return "decode=0: one decode worker has to stay; use sluice down to end all"
+            self._want(targets, leaving)
+        return None
+
+    def update(self, config: SluiceConfig) -> str | None:
+        """Replace all workers, few at a time, by such that run by ``config``.
+
+        Returns:
+            None, or why it cannot be.
+        """
+        with self._changed:
+            try:
+                plan = self._plan.updated(config)
+            except ConfigError as error:
+                return str(error)
+            self._plan = plan
+            targets = {
+                role: Target(target.replicas, plan.revision(role))
+                for role, target in self._desired.targets.items()
+            }
+            self._want(targets, dict(self._desired.leaving))
+        return None
+
+    def _want(self, targets: dict[Party, Target], leaving: dict[str, Party]) -> None:
+        self._desired = Desired(targets, leaving, self._desired.generation + 1)
+        self._store()
+        told = " ".join(f"{role}={target.replicas}" for role, target in targets.items())
+        log.info("event=wanted %s leaving=%s", told, ",".join(leaving) or "none")
+
+    def _store(self) -> None:
+        self._stored_revisions = self._fleet.revisions
+        store(self._namespace, Wanted(self._plan, self._desired, self._stored_revisions))
+
+    def _run(self) -> None:
+        while True:
+            observed = self._fleet.observe(TICK_S)
+            with self._changed:
+                self._observed = observed
+                for action in self._reconciler.decide(time.monotonic(), self._desired, observed):
+                    self._carry_out(action)
+                # After the deciding, which may have started anew what these events tell of.
+                self._tell()
+                leaving = {n: r for n, r in self._desired.leaving.items() if n in observed}
+                if leaving != self._desired.leaving:
+                    self._desired = replace(self._desired, leaving=leaving)
+                    self._store()
+                elif self._fleet.revisions != self._stored_revisions:
+                    self._store()
+
+    def _tell(self) -> None:
+        for event in self._fleet.events:
+            match event:
+                case ProcessDied(name, reason):
+                    log.warning("event=died service=%s reason=%s", name, reason)
+                case ProcessStarted(name, identity):
+                    log.info("event=up service=%s pid=%d", name, identity.pid)
+                case GaveUp(name, reason):
+                    log.error("event=stays_down service=%s reason=%s", name, reason)
+                case ServiceEnded(name, error) if error is not None:
+                    log.error("event=refused service=%s reason=%s", name, error)
+                case _:
+                    pass
+        self._events += self._fleet.events
+        self._fleet.events.clear()
+        self._changed.notify_all()
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case Start(name, role, revision):
+                # Before it exists: a controller that dies in between looks for it by its name.
+                revisions = {**self._fleet.revisions, name: revision}
+                store(self._namespace, Wanted(self._plan, self._desired, revisions))
+                log.info("event=start service=%s revision=%s", name, revision)
+                self._fleet.start(name, role, revision, self._plan.launch(role, name))
+            case Drain(name):
+                log.info("event=drain service=%s", name)
+                self._fleet.drain(name)
+            case Kill(name, reason):
+                log.warning("event=kill service=%s reason=%s", name, reason)
+                self._fleet.kill(name)
+            case Forget(name):
+                log.info("event=over service=%s", name)
+                self._fleet.forget(name)
+            case GiveUp(name, reason):
+                self._fleet.events.append(GaveUp(name, reason))
+
+    def _end(self) -> None:
+        """For good, though Ray is told to start it anew after a death."""
+        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+
+# Threads: one blocked in ``events`` per watching driver, one for each short call.
+RemoteController = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=8)(Controller)

@@ -1,0 +1,211 @@
+"""The services of a deployment as named Ray actors: starting, seeing and ending them."""
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
+
+from core.channel import Party
+from core.lifecycle import WorkerHealth
+from deploy.actors import Ending, ProcessIdentity, RemoteServiceActor
+from deploy.events import Event, ProcessDied, ProcessStarted, ServiceEnded
+from deploy.launch import Launch
+from deploy.reconciler import Observed, State
+
+log = logging.getLogger(__name__)
+
+POLL_S = 1.0
+"""Between two questions after a service's health."""
+END_WAIT_S = 5.0
+"""Each question after a service's end is answered within this time: one that nobody waits for any
+more must not occupy a thread of the service for ever."""
+
+
+@dataclass(slots=True)
+class _Seat:
+    """One service and what is known of it."""
+
+    role: Party
+    revision: str
+    actor: Any = None
+    """None: Ray has not taken it yet, since its name was still that of its predecessor."""
+    launch: Launch | None = None
+    state: State = "pending"
+    health: WorkerHealth | None = None
+    answered_at: float = 0.0
+    asked_at: float = 0.0
+    is_introduced: bool = False
+    """Its process has been asked who it is."""
+    health_call: ray.ObjectRef[Any] | None = None
+    end_call: ray.ObjectRef[Any] | None = None
+    identity_call: ray.ObjectRef[Any] | None = None
+
+
+class Fleet:
+    """All services of one namespace. One thread calls it."""
+
+    def __init__(self, namespace: str, sentinel: ActorHandle[Any] | None = None) -> None:
+        self._namespace = namespace
+        self._sentinel = sentinel
+        self._seats: dict[str, _Seat] = {}
+        self.events: list[Event] = []
+        """What has happened since the caller emptied it."""
+
+    @property
+    def revisions(self) -> dict[str, str]:
+        """By name, of all services there are."""
+        return {name: seat.revision for name, seat in self._seats.items()}
+
+    def adopt(self, revisions: Mapping[str, str]) -> None:
+        """Take over what an earlier controller has started; what is not there any more is dead."""
+        for name, revision in revisions.items():
+            seat = _Seat(role_of(name), revision)
+            try:
+                seat.actor = ray.get_actor(name, namespace=self._namespace)
+                seat.state, seat.answered_at = "starting", time.monotonic()
+            except ValueError:
+                seat.state = "dead"
+            self._seats[name] = seat
+
+    def start(self, name: str, role: Party, revision: str, launch: Launch) -> None:
+        """Start a service, or start it anew. Returns before it has a process."""
+        self._seats[name] = _Seat(role, revision, launch=launch, answered_at=time.monotonic())
+        self._try_start(name, self._seats[name])
+
+    def _try_start(self, name: str, seat: _Seat) -> None:
+        launch = seat.launch
+        assert launch is not None, "a seat without an actor has its launch"
+        try:
+            seat.actor = RemoteServiceActor.options(
+                name=name,
+                namespace=self._namespace,
+                lifetime="detached",
+                num_cpus=launch.bundle.num_cpus,
+                num_gpus=launch.bundle.num_gpus,
+                resources=launch.bundle.custom,
+                max_restarts=0,
+                scheduling_strategy=launch.strategy,
+                runtime_env={"env_vars": dict(launch.environment)},
+            ).remote(launch.service, self._sentinel)
+        except ValueError:
+            log.debug("service=%s waits for its name", name)
+
+    def drain(self, name: str) -> None:
+        """Have it finish what it has."""
+        seat = self._seats[name]
+        seat.state = "draining"
+        seat.actor.drain.remote()
+
+    def kill(self, name: str) -> None:
+        """End its process now, though it be frozen."""
+        seat = self._seats[name]
+        if seat.actor is None:
+            seat.state = "dead"
+            return
+        ray.kill(seat.actor, no_restart=True)
+
+    def forget(self, name: str) -> None:
+        """Its name is free."""
+        seat = self._seats.pop(name)
+        if seat.actor is not None and seat.state in {"ended", "refused"}:
+            ray.kill(seat.actor, no_restart=True)
+
+    def observe(self, wait_s: float) -> dict[str, Observed]:
+        """Return what is seen of all services, after ``wait_s`` or as soon as one has news."""
+        for name, seat in self._seats.items():
+            if seat.actor is None and seat.state == "pending":
+                self._try_start(name, seat)
+            if seat.actor is not None:
+                self._ask(seat)
+        calls = list(self._calls())
+        if calls:
+            ray.wait(calls, num_returns=1, timeout=wait_s, fetch_local=False)
+            ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0, fetch_local=False)
+            done = set(ready)
+            for name, seat in self._seats.items():
+                self._hear(name, seat, done)
+        return {name: self._observed(name, seat) for name, seat in self._seats.items()}
+
+    def _ask(self, seat: _Seat) -> None:
+        if seat.state in {"dead", "ended", "refused"}:
+            return
+        now = time.monotonic()
+        if seat.end_call is None:
+            seat.end_call = seat.actor.wait_end.remote(END_WAIT_S)
+        if not seat.is_introduced:
+            seat.is_introduced = True
+            seat.identity_call = seat.actor.identity.remote()
+        if seat.health_call is None and now - seat.asked_at >= POLL_S:
+            seat.asked_at = now
+            seat.health_call = seat.actor.health.remote()
+
+    def _calls(self) -> Iterable[ray.ObjectRef[Any]]:
+        for seat in self._seats.values():
+            for call in (seat.health_call, seat.end_call, seat.identity_call):
+                if call is not None:
+                    yield call
+
+    def _hear(self, name: str, seat: _Seat, done: set[ray.ObjectRef[Any]]) -> None:
+        try:
+            if seat.identity_call in done:
+                call, seat.identity_call = seat.identity_call, None
+                self._hear_identity(name, seat, ray.get(call, timeout=POLL_S))
+            if seat.health_call in done:
+                call, seat.health_call = seat.health_call, None
+                self._hear_health(seat, ray.get(call, timeout=POLL_S))
+            if seat.end_call in done:
+                call, seat.end_call = seat.end_call, None
+                self._hear_end(name, seat, ray.get(call, timeout=POLL_S))
+        except (ActorUnavailableError, GetTimeoutError) as error:
+            log.debug("service=%s does not answer: %s", name, error)
+        except RayError as error:
+            if seat.state not in {"dead", "ended", "refused"}:
+                seat.state = "dead"
+                seat.health_call = seat.end_call = seat.identity_call = None
+                self.events.append(ProcessDied(name, first_line(error)))
+
+    def _hear_identity(self, name: str, seat: _Seat, identity: ProcessIdentity) -> None:
+        seat.answered_at = time.monotonic()
+        self.events.append(ProcessStarted(name, identity))
+        if seat.state == "pending":
+            seat.state = "starting"
+
+    def _hear_health(self, seat: _Seat, health: WorkerHealth) -> None:
+        seat.health, seat.answered_at = health, time.monotonic()
+        if seat.state != "draining":
+            seat.state = health.state
+
+    def _hear_end(self, name: str, seat: _Seat, ending: Ending | None) -> None:
+        if ending is None:
+            return
+        seat.state = "ended" if ending.error is None else "refused"
+        self.events.append(ServiceEnded(name, ending.error))
+
+    def _observed(self, name: str, seat: _Seat) -> Observed:
+        silence_s = 0.0
+        if seat.health is not None:
+            silence_s = max(seat.health.silence_s, time.monotonic() - seat.answered_at)
+        return Observed(name, seat.role, seat.revision, seat.state, silence_s)
+
+
+def role_of(name: str) -> Party:
+    """Return the role that a service's name tells."""
+    for role in ("prefill", "decode"):
+        if name.startswith(f"{role}-"):
+            return role
+    return "router"
+
+
+def first_line(error: RayError) -> str:
+    """Return the gist of one of Ray's long messages."""
+    if isinstance(error, ActorUnavailableError):
+        return "its process is gone"
+    for line in str(error).splitlines():
+        if line.strip():
+            return line.strip()[:200]
+    return type(error).__name__

@@ -1,0 +1,63 @@
+"""The file by which commands of this user find the deployment that runs in a private session.
+
+It holds the session's address and key, so only its owner may read it.
+"""
+
+import json
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from core.errors import ConfigError
+from deploy.model_source import cache_folder
+
+OWNER_ONLY = 0o600
+
+
+@dataclass(frozen=True, slots=True)
+class RunningSession:
+    """How to join a session."""
+
+    address: str
+    token: str
+    pid: int
+    """Of the driver: a file that a killed one left behind names nobody."""
+
+
+def run_file(name: str) -> Path:
+    """Return where the deployment called ``name`` leaves its file."""
+    return cache_folder() / "run" / f"{name}.json"
+
+
+@contextmanager
+def announced(name: str, session: RunningSession) -> Generator[None]:
+    """Leave the file for the time of the ``with`` block; the latest deployment of a name wins."""
+    path = run_file(name)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fresh = path.with_suffix(f".{session.pid}")
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, OWNER_ONLY), "w") as file:
+        json.dump(asdict(session), file)
+    fresh.replace(path)
+    try:
+        yield
+    finally:
+        if find_session(name) == session:
+            path.unlink(missing_ok=True)
+
+
+def find_session(name: str) -> RunningSession | None:
+    """Return the private session of the deployment called ``name``; None: there is none.
+
+    Raises:
+        ConfigError: the file is not one of ours.
+    """
+    path = run_file(name)
+    try:
+        session = RunningSession(**json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be used ({error}); remove it") from error
+    return session if Path(f"/proc/{session.pid}").exists() else None

@@ -1,0 +1,139 @@
+"""``sluice scale``, ``update`` and ``down``: what a running deployment's controller is asked.
+
+They go through Ray and not the API: whoever may start processes on the cluster may change what
+runs there, and a client of the API may not.
+"""
+
+import os
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, get_args
+
+from core.config import SluiceConfig
+from core.errors import ConfigError, SluiceError
+from core.messages import Role
+from deploy.run_file import find_session
+
+MAX_WORKERS = 10_000
+CALL_TIMEOUT_S = 30.0
+
+
+def parse_counts(texts: Sequence[str]) -> dict[Role, int]:
+    """Return the numbers in ``prefill=3``.
+
+    Raises:
+        ConfigError: names the text that is none.
+    """
+    counts: dict[Role, int] = {}
+    for text in texts:
+        role, _, number = text.partition("=")
+        if role not in get_args(Role) or not number.isdecimal() or int(number) > MAX_WORKERS:
+            raise ConfigError(f"{text!r}: write prefill=N or decode=N, such as decode=5")
+        counts["prefill" if role == "prefill" else "decode"] = int(number)
+    if counts.get("decode") == 0:
+        raise ConfigError("decode=0: one decode worker has to stay; use sluice down to end all")
+    return counts
+
+
+def parse_roles(texts: Sequence[str]) -> dict[str, Role]:
+    """Return the new roles in ``prefill-1=decode``, by worker.
+
+    Raises:
+        ConfigError: names the text that is none.
+    """
+    roles: dict[str, Role] = {}
+    for text in texts:
+        name, _, role = text.partition("=")
+        if not name or role not in get_args(Role):
+            raise ConfigError(f"--role {text}: write WORKER=ROLE, such as prefill-1=decode")
+        roles[name] = "prefill" if role == "prefill" else "decode"
+    return roles
+
+
+def run_scale(
+    name: str, address: str | None, counts: dict[Role, int], roles: dict[str, Role]
+) -> int:
+    """Change the numbers of workers, or their roles. Returns when the controller has taken it.
+
+    Raises:
+        ConfigError: there is no such deployment, or it cannot be so.
+    """
+    if not counts and not roles:
+        raise ConfigError("say what to change: prefill=N, decode=N or --role WORKER=ROLE")
+    return _ask(name, address, lambda keeper: keeper.scale.remote(counts, roles))
+
+
+def run_update(name: str, address: str | None, config: SluiceConfig) -> int:
+    """Replace all workers, few at a time, by such that run by ``config``.
+
+    Raises:
+        ConfigError: there is no such deployment, or it cannot be so.
+    """
+    return _ask(name, address, lambda keeper: keeper.update.remote(config))
+
+
+def run_down(name: str, address: str | None, *, grace_s: float) -> int:
+    """Stop the deployment called ``name``.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    with _joined(name, address) as (_, namespace):
+        from deploy.supervisor import stop_all  # noqa: PLC0415 - imports Ray
+
+        stop_all(namespace, grace_s)
+    return 0
+
+
+def _ask(name: str, address: str | None, call: Callable[[Any], Any]) -> int:
+    with _joined(name, address) as (keeper, _):
+        import ray  # noqa: PLC0415 - reads the environment when it is imported
+        from ray.exceptions import RayError  # noqa: PLC0415
+
+        try:
+            refusal = ray.get(call(keeper), timeout=CALL_TIMEOUT_S)
+        except RayError as error:
+            raise SluiceError(f"the controller of {name!r} does not answer; try again") from error
+    if refusal is not None:
+        raise ConfigError(refusal)
+    return 0
+
+
+@contextmanager
+def _joined(name: str, address: str | None) -> Generator[tuple[Any, str]]:
+    """Connect to the cluster of the deployment called ``name`` and find its controller."""
+    session = None
+    target = address or os.environ.get("RAY_ADDRESS")
+    if not target and (session := find_session(name)) is not None:
+        target = session.address
+        os.environ.update(
+            RAY_AUTH_MODE="token",
+            RAY_AUTH_TOKEN=session.token,
+            RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",
+        )
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray  # noqa: PLC0415 - reads the environment when it is imported
+
+    from deploy.supervisor import find_controller, namespace_of  # noqa: PLC0415
+
+    namespace = namespace_of(name)
+    try:
+        ray.init(
+            address=target or "auto",
+            namespace=namespace,
+            log_to_driver=False,
+            logging_level="error",
+            _node_ip_address="127.0.0.1" if session else None,
+        )
+    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"no Ray cluster at {target or 'auto'} ({reason}); give --address"
+        ) from error
+    try:
+        keeper = find_controller(namespace)
+        if keeper is None:
+            raise ConfigError(f"no deployment called {name!r} runs there; give --name")
+        yield keeper, namespace
+    finally:
+        ray.shutdown()
