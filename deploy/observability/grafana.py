@@ -4,6 +4,7 @@ Expressions name their labels by a placeholder that becomes the dashboard's vari
 ``{@}`` a deployment, ``{@model}`` the router's metrics of a model, ``{@worker}`` single processes.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -37,6 +38,10 @@ class Query:
         for placeholder, selector in SELECTORS.items():
             expr = expr.replace(placeholder, selector)
         return expr
+
+    def whole(self, *, rate_interval: str = "30s") -> str:
+        """Return the expression as Grafana sends it with everything chosen."""
+        return re.sub(r"\$\w+", ".*", self.promql.replace("$__rate_interval", rate_interval))
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,11 +163,14 @@ BLOCKS: Final = Row(
             "percentunit",
         ),
         Panel(
-            "Blocks handed out",
+            "Blocks handed out and back",
             (
                 Query(rate("sluice_kv_block_allocations_total", "role"), "{{role}}"),
                 Query(rate("sluice_kv_evictions_total", "role"), "{{role}}, evicted for it"),
                 Query(rate("sluice_kv_window_releases_total", "role"), "{{role}}, behind windows"),
+                Query(
+                    rate("sluice_kv_deferred_releases_total", "role"), "{{role}}, release deferred"
+                ),
                 Query(
                     rate("sluice_kv_block_alloc_failures_total", "role"),
                     "{{role}}, not enough left",
@@ -197,7 +200,6 @@ BLOCKS: Final = Row(
                     mean("sluice_kv_block_withheld_seconds", "role", "state"),
                     "{{role}} {{state}}, mean",
                 ),
-                Query(rate("sluice_kv_deferred_releases_total", "role"), "{{role}} deferred/s"),
             ),
             "s",
             "fenced: a step may still write it; quarantined: a read may.",

@@ -58,7 +58,7 @@ async def meet_trouble(stack: Stack) -> None:
                 asyncio.create_task(complete(client, each, max_tokens=300, ignore_eos=True))
                 for each in prompts
             ]
-            while not (await client.get("/status")).json()["pending_requests"]:
+            while not (await client.get("/status")).json()["pending_requests"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.1)
             await asyncio.to_thread(stack.kill, name, signal_number=signal.SIGKILL)
