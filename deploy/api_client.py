@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any, Literal, TypeVar
@@ -15,6 +16,9 @@ from core.messages import Role, TierUse, WorkerLoad
 from deploy.request_trace import RequestTrace
 
 T = TypeVar("T")
+
+API_KEY_VARIABLE = "SLUICE_API_KEY"
+"""Where the key is for a router with ``security.api_keys_file``."""
 
 
 class UnreachableError(SluiceError):
@@ -251,6 +255,8 @@ class ApiClient:
         self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
     ) -> http.client.HTTPResponse:
         headers = {"Content-Type": "application/json", "X-Sluice-Stats": "1"}
+        if key := os.environ.get(API_KEY_VARIABLE):
+            headers["Authorization"] = f"Bearer {key}"
         try:
             connection.request(method, path, body, headers)
             return connection.getresponse()

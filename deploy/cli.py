@@ -112,6 +112,14 @@ def _down(arguments: argparse.Namespace) -> int:
     return run_down(arguments.name, arguments.address, grace_s=arguments.grace)
 
 
+def _router(arguments: argparse.Namespace) -> int:
+    config = _settings(arguments)
+    # Imported here: no other command needs the router's packages.
+    from deploy.router_command import run_router_command  # noqa: PLC0415
+
+    return run_router_command(config)
+
+
 def _status(arguments: argparse.Namespace) -> int:
     return run_status(arguments.url)
 
@@ -178,6 +186,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_settings(_add(commands, "serve", _serve, "Start router and workers; Ctrl-C stops them."))
     _add_settings(_add(commands, "demo", _demo, "Start, answer five prompts, show how, stop."))
+    _add_settings(_add(commands, "router", _router, "Serve the API for workers elsewhere; no Ray."))
     _add_supervision(commands)
     _add_url(_add(commands, "status", _status, "Show a running deployment's workers and load."))
     _add_top(_add(commands, "top", _top, "Watch workers, KV blocks and latencies in a terminal."))

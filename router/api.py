@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from core.errors import ModelNotFoundError, RequestError, RequestTooLargeError, SluiceError
 from core.messages import Heartbeat
+from router.api_keys import ApiKeys, KeyedApp
 from router.body import read_body
 from router.cache_api import CacheAPI
 from router.dispatch import Dispatcher
@@ -151,9 +152,11 @@ class RouterAPI:
         }
 
 
-def create_app(api: RouterAPI) -> FastAPI:
-    """Return the ASGI app that serves ``api``."""
+def create_app(api: RouterAPI, keys: ApiKeys | None = None) -> FastAPI:
+    """Return the ASGI app that serves ``api``, to who has one of ``keys``; None: to all."""
     app = FastAPI(title="Sluice", description="OpenAI-compatible API", redoc_url=None)
+    if keys is not None:
+        app.add_middleware(KeyedApp, keys=keys)  # within what observes: refusals are counted
     app.add_middleware(ObservedApp, metrics=api.metrics, model=api.card.name)
     app.add_exception_handler(SluiceError, answer_error)
     app.add_exception_handler(HTTPException, answer_http_error)

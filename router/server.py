@@ -19,6 +19,7 @@ from core.messages import WorkerLoad
 from core.trace import Recorder
 from core.vllm_aliases import VllmAliases, total_load
 from router.api import RouterAPI, create_app
+from router.api_keys import ApiKeys
 from router.dispatch import Dispatcher
 from router.fleet import Fleet
 from router.metrics import LatencyGoals, RouterMetrics
@@ -69,12 +70,15 @@ async def run_router(context: RouterContext, lifecycle: Lifecycle) -> None:
     A drain refuses what is new and ends when nothing is pending any more.
 
     Raises:
-        ConfigError: the model folder or a port cannot be used. Nothing is left open.
+        ConfigError: the model folder, the file of API keys, or a port cannot be used. Nothing is
+            left open.
     """
     config = context.config
     card = ModelCard.load(
         context.model_path, name=context.served_name, max_model_len=config.model.max_model_len
     )
+    keys_file = config.security.api_keys_file
+    api_keys = None if keys_file is None else ApiKeys(keys_file)
     with _bound_socket(config.router.host, config.router.port) as http_socket:
         metrics = RouterMetrics(
             LatencyGoals(ttft_s=config.router.slo_ttft_s, itl_s=config.router.slo_itl_s)
@@ -92,7 +96,7 @@ async def run_router(context: RouterContext, lifecycle: Lifecycle) -> None:
         if config.metrics.vllm_aliases:
             _export_vllm_aliases(metrics, config, fleet, dispatcher)
         max_body_nbytes = config.router.max_body_mib * 2**20
-        app = create_app(RouterAPI(card, fleet, dispatcher, metrics, max_body_nbytes))
+        app = create_app(RouterAPI(card, fleet, dispatcher, metrics, max_body_nbytes), api_keys)
         server = _Server(_uvicorn_config(app))
         host, port = http_socket.getsockname()[:2]
         address = RouterAddress(f"http://{host}:{port}", fleet.address)

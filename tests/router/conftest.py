@@ -95,8 +95,10 @@ async def start_router(model_path: Path, tokenizer: Tokenizer) -> AsyncIterator[
     """Start routers with settings of the ``router`` section; they end with the test."""
     async with AsyncExitStack() as stack:
 
-        async def start(*, path: Path = model_path, **settings: Any) -> RunningRouter:
-            running = _running_router(path, tokenizer, settings)
+        async def start(
+            *, path: Path = model_path, security: dict[str, Any] | None = None, **settings: Any
+        ) -> RunningRouter:
+            running = _running_router(path, tokenizer, settings, security or {})
             return await stack.enter_async_context(running)
 
         yield start
@@ -110,13 +112,13 @@ async def router(start_router: StartRouter) -> RunningRouter:
 
 @asynccontextmanager
 async def _running_router(
-    model_path: Path, tokenizer: Tokenizer, settings: dict[str, Any]
+    model_path: Path, tokenizer: Tokenizer, settings: dict[str, Any], security: dict[str, Any]
 ) -> AsyncIterator[RunningRouter]:
     section = {"port": 0, "admission_wait_s": 1.0, "worker_silence_s": 1.0} | settings
     keys = DeploymentKeys.generate()
     ready: asyncio.Future[RouterAddress] = asyncio.get_running_loop().create_future()
     context = RouterContext(
-        config=SluiceConfig.parse({"router": section}, source="test"),
+        config=SluiceConfig.parse({"router": section, "security": security}, source="test"),
         model_path=model_path,
         served_name=MODEL,
         keys=keys.of("router"),
