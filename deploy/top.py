@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -48,18 +49,22 @@ def run_top(url: str, *, once: bool, interval_s: float) -> int:
             _wait(interval_s)
             console.print(TopView(history.add(take_look(client, pool)), url))
             return 0
-        view = TopView(figures, url)
+        view = TopView(figures, url, is_live=True)
         try:
             with Live(view, console=console, screen=True, auto_refresh=False) as live:
                 while True:
                     live.update(view, refresh=True)
                     _wait(interval_s)
                     try:
-                        view = TopView(history.add(take_look(client, pool)), url)
+                        view = replace(
+                            view, figures=history.add(take_look(client, pool)), trouble=""
+                        )
                     except SluiceError as error:
-                        view = TopView(view.figures, url, trouble=str(error))
+                        view = replace(view, trouble=str(error))
         except KeyboardInterrupt:
-            console.print(view)  # the last picture stays, where the shell goes on
+            console.print(
+                replace(view, is_live=False)
+            )  # the last picture stays, where the shell goes on
     return 0
 
 

@@ -42,6 +42,8 @@ class TopView:
     url: str
     trouble: str = ""
     """Why the picture is an old one."""
+    is_live: bool = False
+    """Whether it is followed by others."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """See rich: the lines of ``lines_of``."""
@@ -86,8 +88,14 @@ def lines_of(view: TopView, width: int, *, with_details: bool) -> list[Text]:
 def _head(view: TopView) -> Iterator[Text]:
     figures = view.figures
     state = ("ready", "green") if figures.is_ready else ("not ready", "red")
+    if view.trouble:
+        state = ("no answer", "red")
     yield Text.assemble(
-        (view.url, "bold"), f"  {figures.status.model}  ", state, f"  {_age(figures)}  {HINT}"
+        (view.url, "bold"),
+        f"  {figures.status.model}  ",
+        state,
+        f"  {_age(figures)}",
+        (f"  {HINT}" if view.is_live else "", "bright_black"),
     )
     if view.trouble:
         yield Text(view.trouble, style="red")

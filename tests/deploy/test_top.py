@@ -201,6 +201,7 @@ def test_a_terminal_that_is_too_low_drops_the_second_lines() -> None:
 
     text = shown.getvalue()
     assert "nothing answers" in text
+    assert "no answer" in text.splitlines()[0]
     assert re.findall(r"decode-\d+", text) == ["decode-1", "decode-2", "decode-10"]
     assert "reads in flight" not in text
 
