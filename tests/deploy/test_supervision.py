@@ -1,0 +1,74 @@
+"""What supervises may die: the services go on, and are still looked after; and end with the driver.
+
+The failures guarded against: a controller whose death takes traffic along, and one that starts its
+services a second time when it is back.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+PROGRAM = Path(__file__).with_name("small_deployment.py")
+TIMEOUT_S = 60.0
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+def named(root: psutil.Process, title: str) -> set[psutil.Process]:
+    """Return the processes below ``root`` that Ray calls ``title``."""
+    found: set[psutil.Process] = set()
+    for process in root.children(recursive=True):
+        try:
+            if process.cmdline()[:1] and process.cmdline()[0].startswith(title):
+                found.add(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def wait_for(
+    root: psutil.Process, title: str, others_than: set[psutil.Process], count: int
+) -> set[psutil.Process]:
+    """Wait, bounded, for ``count`` processes called ``title`` that are none of ``others_than``."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while len(found := named(root, title) - others_than) < count:
+        assert time.monotonic() < deadline, f"{title}: {found}"
+        time.sleep(0.2)
+    return found
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[psutil.Process]:
+    """Run a deployment of idle services in a private session, and stop it."""
+    with (tmp_path / "out").open("w") as out:
+        child = subprocess.Popen(
+            [sys.executable, str(PROGRAM), "obey", "obey"], stdout=out, cwd="/"
+        )
+    yield psutil.Process(child.pid)
+    child.send_signal(signal.SIGINT)
+    assert child.wait(TIMEOUT_S) == 0
+
+
+def test_a_killed_controller_comes_back_and_its_services_never_notice(
+    program: psutil.Process,
+) -> None:
+    services = wait_for(program, "ray::ServiceActor", set(), 2)
+    (controller,) = wait_for(program, "ray::Controller", set(), 1)
+
+    # When the controller is killed, then a new one is there, and the services are the same
+    controller.kill()
+    wait_for(program, "ray::Controller", {controller}, 1)
+    assert named(program, "ray::ServiceActor") == services
+
+    # And when a service is killed, the new one starts it anew, and it alone
+    lost = services.pop()
+    os.kill(lost.pid, signal.SIGKILL)
+    wait_for(program, "ray::ServiceActor", {*services, lost}, 1)
+    assert len(named(program, "ray::ServiceActor") - {lost}) == 2
