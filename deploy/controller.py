@@ -110,15 +110,14 @@ class Row:
 class Controller:
     """The shell around ``Reconciler``. One thread acts; Ray's calls change what is wanted."""
 
-    def __init__(
-        self, namespace: str, log_level: str, sentinel: ActorHandle[Any] | None = None
-    ) -> None:
+    def __init__(self, namespace: str, sentinel: ActorHandle[Any] | None = None) -> None:
         die_with_parent()
-        set_up_logging(log_level, worker=NAME, role="deploy")
+        wanted = recall(namespace)
+        plan = wanted.plan
+        set_up_logging(plan.log_level, worker=NAME, role="deploy", log_format=plan.log_format)
         self._life = secrets.randbits(62)
         self._namespace = namespace
         self._changed = threading.Condition()
-        wanted = recall(namespace)
         self._plan, self._desired = wanted.plan, wanted.desired
         self._stored_revisions = dict(wanted.revisions)
         self._fleet = Fleet(namespace, sentinel)

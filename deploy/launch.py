@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from core.channel import Party
 from core.config import DeployConfig, SluiceConfig
+from core.logs import LogFormat
 from deploy.actors import Service
 from deploy.placement import Bundle
 
@@ -28,6 +29,16 @@ class Plan(Protocol):
     @property
     def deploy(self) -> DeployConfig:
         """The settings of supervision."""
+        ...
+
+    @property
+    def log_level(self) -> str:
+        """Of the controller."""
+        ...
+
+    @property
+    def log_format(self) -> LogFormat:
+        """Of the controller."""
         ...
 
     @property

@@ -9,6 +9,7 @@ from core.channel import DeploymentKeys, Party
 from core.config import DeployConfig, SluiceConfig
 from core.errors import ConfigError
 from core.ids import WorkerId
+from core.logs import LogFormat
 from core.worker_context import WorkerContext
 from deploy.launch import Launch
 from deploy.placement import router_bundle, worker_bundle
@@ -41,6 +42,16 @@ class DeploymentPlan:
     def deploy(self) -> DeployConfig:
         """The settings of supervision."""
         return self.config.deploy
+
+    @property
+    def log_level(self) -> str:
+        """As configured."""
+        return self.config.log_level
+
+    @property
+    def log_format(self) -> LogFormat:
+        """As configured."""
+        return self.config.log_format
 
     def replicas(self) -> Mapping[Party, int]:
         """Return how many of each role there are at the start."""

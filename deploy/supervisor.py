@@ -75,7 +75,7 @@ class Supervisor:
             )
         controller.store(self._namespace, first_wanted(self._plan))
         self._controller = RemoteController.options(**options, lifetime="detached").remote(
-            self._namespace, "info", self._sentinel
+            self._namespace, self._sentinel
         )
         threading.Thread(target=self._listen, name="controller-events", daemon=True).start()
 

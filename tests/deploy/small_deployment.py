@@ -62,6 +62,8 @@ class IdlePlan:
     behaviours: tuple[str, ...]
     deploy: DeployConfig = CONFIG
     revision_of_all: str = "a"
+    log_level: str = "info"
+    log_format: str = "text"
 
     @property
     def environment(self) -> dict[str, str]:
