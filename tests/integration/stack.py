@@ -22,6 +22,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from core import router_links
 from core.channel import DeploymentKeys, Party
 from core.config import SluiceConfig
 from core.ids import WorkerId
@@ -32,6 +33,7 @@ from deploy.ports import claim_port
 from tests.chaos.network import Network, Place, enter, over_tcp
 
 HOST = "127.0.0.1"
+SECOND_HOST = "127.0.0.2"
 START_TIMEOUT_S = 120.0
 
 
@@ -48,6 +50,8 @@ class Member:
     control_port: int
     place: Place
     environment: Mapping[str, str]
+    all_routers: tuple[str, ...] = ()
+    """Addresses of the routers' common name; (): its router has one."""
 
 
 def run_member(member: Member) -> None:
@@ -86,6 +90,8 @@ async def serve(member: Member) -> None:
             lifecycle,
         )
         return
+    if member.all_routers:
+        router_links.addresses_of = _name_server(member)
     context = WorkerContext(
         worker_id=WorkerId(member.name),
         config=member.config.for_role("prefill" if member.role == "prefill" else "decode"),
@@ -105,11 +111,25 @@ async def serve(member: Member) -> None:
         await run_decode(context, lifecycle)
 
 
+def _name_server(member: Member) -> router_links.LookUp:
+    """Return what answers as the cluster's name server does for a service with replicas."""
+
+    async def look_up(_host: str, port: int) -> frozenset[str]:
+        return frozenset(f"tcp://{host}:{port}" for host in member.all_routers)
+
+    return look_up
+
+
 class Stack:
     """Use as ``with Stack.open(...)``: nothing survives the block."""
 
     def __init__(
-        self, model_path: Path, config: SluiceConfig, network: Network | None = None
+        self,
+        model_path: Path,
+        config: SluiceConfig,
+        network: Network | None = None,
+        *,
+        second_router: bool = False,
     ) -> None:
         host = HOST if network is None else network.gateway.host
         port = claim_port(host, 0, field="test")
@@ -132,23 +152,51 @@ class Stack:
             )
             for role, name in names
         }
+        self.second_url = ""
+        if second_router:
+            self._add_router(port)
         if network is not None:
             for name, place in network.places.items():
                 member = self._members[name]
                 self._members[name] = replace(member, place=place, environment=over_tcp())
 
+    def _add_router(self, port: int) -> None:
+        first = self._members["router"]
+        router = first.config.router.model_copy(update={"host": SECOND_HOST})
+        self._members = {
+            name: replace(member, all_routers=(first.router_host, SECOND_HOST))
+            for name, member in self._members.items()
+        }
+        self._members["router-1"] = replace(
+            first,
+            name="router-1",
+            config=first.config.model_copy(update={"router": router}),
+            router_host=SECOND_HOST,
+        )
+        self.second_url = f"http://{SECOND_HOST}:{port}"
+
     @classmethod
     @contextmanager
     def open(
-        cls, model_path: Path, *, network: Network | None = None, **sections: Any
+        cls,
+        model_path: Path,
+        *,
+        network: Network | None = None,
+        second_router: bool = False,
+        **sections: Any,
     ) -> Iterator["Stack"]:
         """Start a stack with config ``sections`` and stop it completely at the end.
 
         With a ``network`` its workers run at the places of their names, and the router, which has
-        none there, at the switch.
+        none there, at the switch. A ``second_router`` has the first one's ports on another address.
         """
         sections = {"engine": {"num_threads": 1}} | sections
-        stack = cls(model_path, SluiceConfig.parse(sections, source="test"), network)
+        stack = cls(
+            model_path,
+            SluiceConfig.parse(sections, source="test"),
+            network,
+            second_router=second_router,
+        )
         try:
             for name in stack._members:
                 stack.start(name)
@@ -168,7 +216,7 @@ class Stack:
         """Send a signal to ``name``; after SIGKILL it is gone on return."""
         process = self.processes[name]
         assert process.pid is not None
-        if signal_number == signal.SIGKILL and name != "router":
+        if signal_number == signal.SIGKILL and not name.startswith("router"):
             self._dead |= {w["incarnation"] for w in self.workers() if w["worker_id"] == name}
         os.kill(process.pid, signal_number)
         if signal_number == signal.SIGKILL:
@@ -189,7 +237,11 @@ class Stack:
 
     def wait_ready(self, *, num_workers: int | None = None) -> None:
         """Return when the router is ready and knows all workers."""
-        wanted = len(self._members) - 1 if num_workers is None else num_workers
+        wanted = (
+            sum(m.role != "router" for m in self._members.values())
+            if num_workers is None
+            else num_workers
+        )
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             dead = [n for n, p in self.processes.items() if p.exitcode not in (None, 0, -9)]

@@ -1,5 +1,6 @@
 """One streamed completion, which may be left early."""
 
+import asyncio
 import json
 from collections.abc import Sequence
 
@@ -7,9 +8,14 @@ import httpx
 
 
 async def stream(
-    client: httpx.AsyncClient, prompt: Sequence[int], num_tokens: int, *, leave_after: int | None
+    client: httpx.AsyncClient,
+    prompt: Sequence[int],
+    num_tokens: int,
+    *,
+    leave_after: int | None,
+    begun: asyncio.Event | None = None,
 ) -> list[int] | None:
-    """Return the streamed token ids; None after leaving early."""
+    """Return the streamed token ids; None after leaving early. ``begun`` is set with the first."""
     body = {
         "model": "model",
         "prompt": list(prompt),
@@ -28,6 +34,8 @@ async def stream(
             chunk = json.loads(line.removeprefix("data: "))
             assert "error" not in chunk, chunk
             token_ids += chunk["choices"][0]["token_ids"]
+            if begun is not None:
+                begun.set()
             if leave_after is not None and len(token_ids) >= leave_after:
                 return None
     return token_ids
