@@ -1,6 +1,6 @@
 """Put the schema of the config file into the chart's: ``python -m deploy.chart_schema FILE``.
 
-So ``helm install`` refuses a wrong field of ``config`` by its name, before anything is in a cluster.
+So ``helm install`` refuses a wrong field of ``config`` by its name, before anything is installed.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Empty this pod before it ends: no new worker here, and the one that is here finishes its requests.
+"""Empty this pod before it ends: no new worker here, and the one that is here ends its requests.
 
 Ray is told that the node leaves, so that nothing is placed on it any more; then the workers of this
 pod are drained. Ends when they have ended, or when the given number of seconds is over.

@@ -40,12 +40,13 @@ def wait_ready(deadline: float) -> None:
     while True:
         try:
             fetch("/readyz")
-            return
         except OSError as error:
             if time.monotonic() > deadline:
                 raise SystemExit(f"not ready within {TIMEOUT_S:.0f} s: {error}") from error
             print(f"not ready yet: {error}", flush=True)
             time.sleep(RETRY_S)
+        else:
+            return
 
 
 def generate(deadline: float) -> str:
