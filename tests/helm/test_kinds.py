@@ -1,4 +1,4 @@
-"""Every object is what today's Kubernetes, KubeRay and the Prometheus operator know, to the field."""
+"""Every object is what Kubernetes, KubeRay and the Prometheus operator know, to the field."""
 
 import subprocess
 from pathlib import Path
@@ -20,7 +20,7 @@ def is_core(item: Object) -> bool:
 
 
 def unknown_fields(node: Any, schema: Object, place: str) -> list[str]:
-    """Return where ``node`` has fields, or lacks some, or has values that the CRD does not allow."""
+    """Return where ``node`` has fields, or lacks some, that the CRD does not know, or demands."""
     if "properties" not in schema and "items" not in schema:
         allowed = schema.get("enum")
         return [f"{place}: {node!r}"] if allowed and node not in allowed else []
