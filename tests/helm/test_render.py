@@ -195,6 +195,23 @@ def test_probes_and_the_way_out(values: Path) -> None:
         assert config.transfer.lease_s < grace
 
 
+def test_the_controller_is_a_driver_of_the_heads_ray_node() -> None:
+    head = pods(render({}))["RayCluster/rel-sluice/head"]["spec"]
+    ray, controller = head["containers"]
+    assert ray["name"] == "ray-head", "KubeRay takes the first for Ray's"
+    assert head["shareProcessNamespace"] is True, "a driver looks for its raylet's process"
+    for path in ("/tmp", "/dev/shm"):  # noqa: S108
+        shared = [
+            mount["name"]
+            for container in (ray, controller)
+            for mount in container["volumeMounts"]
+            if mount["mountPath"] == path
+        ]
+        assert len(shared) == 2
+        assert len(set(shared)) == 1
+    assert "sluice workers --config /etc/sluice/config/config.yaml --watch" in controller["args"][0]
+
+
 def test_a_network_policy_closes_workers_to_strangers() -> None:
     policies = of_kind(render({}), "NetworkPolicy")
     rules = policies["rel-sluice-workers"]["spec"]["ingress"]
