@@ -1,13 +1,14 @@
 # Two commands do all the set-up: `make demo` and `make test`.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup model lock demo test test-long fmt lint types imports check ci bench bench-peers clean
+.PHONY: help setup model lock demo test test-long fmt lint types imports check ci bench bench-peers clean \
+    helm-tools helm-schema helm-lint
 
 VENV := .venv
 BIN := $(VENV)/bin
 LOCK_KEY := $(shell cat requirements/*.lock requirements/torch.txt pyproject.toml | cksum | cut -d' ' -f1)
 STAMP := $(VENV)/.sluice-$(LOCK_KEY)
-PY_DIRS := core blockmgr transfer engine ranks prefill decode router deploy bench tests
+PY_DIRS := core blockmgr transfer engine ranks prefill decode router deploy bench tests helm
 PYTEST := $(BIN)/python -m pytest
 PYTEST_ARGS ?=
 BENCH ?= serve
@@ -44,6 +45,15 @@ types: setup ## Check types
 
 imports: setup ## Check who may import whom
 	@$(BIN)/lint-imports
+
+helm-tools: setup ## Fetch helm, kubectl and a validator for the chart's tests (once)
+	@bash helm/get_tools.sh $(BIN)/python
+
+helm-schema: setup ## Put today's config fields into the chart's schema
+	@$(BIN)/python -m deploy.chart_schema helm/sluice/values.schema.json
+
+helm-lint: helm-tools ## Lint, render and validate the chart for every values file of its own
+	@$(PYTEST) tests/helm -m "not slow" -q
 
 check: lint types imports test ## What must pass before a change is done
 

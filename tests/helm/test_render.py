@@ -298,7 +298,7 @@ def test_a_long_release_name_leaves_room_for_what_kuberay_appends() -> None:
 def test_the_schema_of_the_config_is_todays() -> None:
     path = CHART / "values.schema.json"
     written = json.loads(path.read_text())
-    fix = "run: python -m deploy.chart_schema helm/sluice/values.schema.json"
+    fix = "run: make helm-schema"
     assert with_config(written) == written, fix
 
 

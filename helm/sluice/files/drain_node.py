@@ -4,6 +4,8 @@ Ray is told that the node leaves, so that nothing is placed on it any more; then
 pod are drained. Ends when they have ended, or when the given number of seconds is over.
 """
 
+# ruff: noqa: S603, S607
+
 import socket
 import subprocess
 import sys

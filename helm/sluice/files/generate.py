@@ -1,5 +1,7 @@
 """One generation from prefill to decode, and whether the metrics say so: `helm test`."""
 
+# ruff: noqa: S310, T201
+
 import json
 import os
 import re
