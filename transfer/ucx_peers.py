@@ -5,6 +5,7 @@ from typing import Final
 
 from core.messages import PoolEndpoint
 from transfer.descriptors import Pool
+from transfer.process_reads import open_process_reads
 from transfer.transport import Path
 from transfer.ucx_bindings import FAIL_FATAL, FAIL_PEER, UcxStatusError
 from transfer.ucx_contexts import UcxContexts
@@ -21,6 +22,8 @@ from transfer.ucx_worker import UcxContext, UcxWorker
 
 _LOCAL: Final = frozenset({"shared_memory", "cuda_ipc"})
 _REMOTE: Final = frozenset({"rdma"})
+_BY_KERNEL: Final = "cma"
+"""UCX's name of what ``ProcessReads`` does for many extents at once."""
 
 
 @dataclass(slots=True)
@@ -84,11 +87,17 @@ def _try_one_sided(
     worker = context.open_worker()
     try:
         to_source = worker.connect(source.worker, error_mode)
-        path = path_of(worker.lanes(to_source), pool.memory)
+        lanes = worker.lanes(to_source)
+        path = path_of(lanes, pool.memory)
         if path.kind in kinds:
-            window = DEVICE_WINDOW if path.kind == "rdma" else SYNCHRONOUS_WINDOW
-            reads = OneSidedReads(worker, to_source, source, pool, window)
-            return UcxPeer(worker, to_source, error_mode, _remote(endpoint, pool), path, reads)
+            remote = _remote(endpoint, pool)
+            reads: UcxReads | None = None
+            if path.kind == "shared_memory" and any(name == _BY_KERNEL for name, _ in lanes):
+                reads = open_process_reads(worker, source.owner, remote)
+            if reads is None:
+                window = DEVICE_WINDOW if path.kind == "rdma" else SYNCHRONOUS_WINDOW
+                reads = OneSidedReads(worker, to_source, source, pool, window)
+            return UcxPeer(worker, to_source, error_mode, remote, path, reads)
     except UcxStatusError:
         pass  # No common device, or a key of another kind of memory.
     worker.destroy()

@@ -1,4 +1,4 @@
-"""Two ways to read from a peer over UCX, behind one face.
+"""Reading from a peer over UCX in two ways, behind one face; ``transfer.process_reads`` is a third.
 
 One-sided, where the path allows it: each extent is a ``get``, and the source takes no part. By
 message otherwise: the source is asked, and sends all extents of a read as one message.
@@ -46,7 +46,7 @@ class UcxReads(Protocol):
         """Return the reads all of whose bytes have landed since the last call.
 
         Raises:
-            UcxStatusError: a read has failed.
+            TransferError: a read has failed.
         """
         ...
 

@@ -23,6 +23,7 @@ from core.errors import ConfigError, InternalError, PeerLostError, TransferError
 from core.ids import Incarnation, ReadId
 from core.messages import PoolEndpoint
 from transfer.descriptors import Pool, describe
+from transfer.memory_owners import this_process
 from transfer.pool_checks import require_new_pool, require_same_transport
 from transfer.transport import Extents, MemoryKind, Path, ReadOutcome
 from transfer.ucx_bindings import Ucp, UcxStatusError
@@ -112,7 +113,9 @@ class UcxTransport:
                 f"({error}); check UCX_TLS, and the memlock limit where RDMA is used"
             ) from error
         token = secrets.token_bytes(TOKEN_NBYTES)
-        self._address = PoolAddress(self._library.major, self._host, worker_address, key, token)
+        self._address = PoolAddress(
+            self._library.major, self._host, worker_address, key, token, this_process()
+        )
         self._server = PoolServer(worker, pool, token)
         self._ready.register(worker.descriptor, select.EPOLLIN)
         self._pool = pool
@@ -233,7 +236,7 @@ class UcxTransport:
             is_busy = target.worker.progress(limit_s=_TURN_S)
             try:
                 landed = target.reads.take_landed()
-            except UcxStatusError as error:
+            except TransferError as error:
                 self._fail_peer(peer, str(error))
                 return
             self._unreported.extend(ReadOutcome(read, peer) for read in landed)

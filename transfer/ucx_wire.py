@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from core.errors import TransferError
 from transfer.descriptors import Pool
+from transfer.memory_owners import MemoryOwner
 
 REQUEST_TAG: Final = 1
 """Of read requests at the source. Answers have the tag that the request names."""
@@ -42,6 +43,8 @@ class PoolAddress(msgspec.Struct, frozen=True, array_like=True):
     key: bytes
     token: bytes
     """Key of the proofs of read requests: who was given the endpoint has it. Never sent in one."""
+    owner: MemoryOwner | None = None
+    """None: its memory is read by UCX only."""
 
 
 class ReadRequest(msgspec.Struct, frozen=True, array_like=True):

@@ -63,7 +63,12 @@ def make_source(case: Case) -> Iterator[MakeSource]:
     def make(name: str = "source", seed: int = 1) -> SourceProcess:
         made.append(
             SourceProcess(
-                name, NBYTES, ucx_options=case.options, seed=seed, transport=case.transport
+                name,
+                NBYTES,
+                ucx_options=case.options,
+                seed=seed,
+                transport=case.transport,
+                is_nameless=case.is_nameless,
             )
         )
         return made[-1]

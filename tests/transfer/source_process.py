@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from core.ids import Incarnation
 from core.messages import PoolEndpoint
 from transfer.transport import Transport
 from transfer.transports import open_transport
+from transfer.ucx_wire import decode_address, encode_address
 
 ROOT = Path(__file__).parents[2]
 PROGRESS_INTERVAL_S = 0.0005
@@ -44,7 +46,9 @@ class SourceProcess:
         ucx_options: Mapping[str, str],
         seed: int = 1,
         transport: str = "nixl",
+        is_nameless: bool = False,
     ) -> None:
+        """Start it; ``is_nameless``: readers are not told in which process the pool lies."""
         config = {
             "name": name,
             "nbytes": nbytes,
@@ -64,6 +68,8 @@ class SourceProcess:
         )
         fields: dict[str, Any] = json.loads(self._line())
         metadata = base64.b64decode(fields.pop("metadata"))
+        if is_nameless:
+            metadata = encode_address(structs.replace(decode_address(metadata), owner=None))
         self.endpoint = PoolEndpoint(metadata=metadata, **fields)
 
     def ask(self, command: str) -> str:

@@ -34,6 +34,8 @@ class Case:
     """Why a source may die when a reader goes away in mid-read; empty: it never does."""
     tear_down_may_fail: str = ""
     """Why a tear-down of a frozen source may raise, having proven nothing; empty: never."""
+    is_nameless: bool = False
+    """Whether the source's process is not told, so that UCX copies each extent by itself."""
 
     @property
     def options(self) -> Mapping[str, str]:
@@ -45,11 +47,12 @@ class Case:
         return self.path == "shared_memory"
 
     def __str__(self) -> str:
-        return f"{self.transport}-{self.path}"
+        return f"{self.transport}-{self.path}" + "-by-gets" * self.is_nameless
 
 
 CASES = (
     Case("ucx", "shared_memory"),
+    Case("ucx", "shared_memory", is_nameless=True),
     Case("ucx", "tcp"),
     Case("nixl", "shared_memory"),
     Case(
