@@ -149,7 +149,14 @@ def _faults(kind: type[ConfigSection], content: Mapping[str, object]) -> list[Fa
 
 
 def _mismatches(config: SluiceConfig) -> Iterator[Fault]:
-    """Yield what keeps the two roles apart, where there are both."""
+    """Yield what contradicts something else, and what keeps the two roles apart."""
+    delay_s, timeout_s = config.router.drain_delay_s, config.deploy.drain_timeout_s
+    if delay_s >= timeout_s:
+        yield Fault(
+            (("router", "drain_delay_s"), ("deploy", "drain_timeout_s")),
+            f"router.drain_delay_s: {delay_s} leaves no time to finish requests in; give less than "
+            f"deploy.drain_timeout_s ({timeout_s})",
+        )
     if config.deploy.prefill:
         prefill, decode = (
             RoleSections(own.model, own.cache, own.transfer)

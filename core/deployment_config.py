@@ -5,7 +5,14 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from core.config_fields import ConfigSection, NonNegativeInt, Port, PositiveInt, Seconds
+from core.config_fields import (
+    MAX_SECONDS,
+    ConfigSection,
+    NonNegativeInt,
+    Port,
+    PositiveInt,
+    Seconds,
+)
 
 Resources = dict[
     Annotated[str, Field(min_length=1, max_length=128)], Annotated[float, Field(gt=0, le=1024)]
@@ -55,6 +62,10 @@ class RouterConfig(ConfigSection):
     """A worker silent for longer gets no requests, and its requests are retried."""
     admission_wait_s: Seconds = 5.0
     """How long a request waits for a ready decode worker before a 503."""
+    drain_delay_s: Annotated[float, Field(ge=0, le=MAX_SECONDS)] = 0.0
+    """How long a router that drains still takes requests, while ``/readyz`` is 503 and answers end
+    their connections: until whatever spreads requests over routers has noticed. Part of
+    ``deploy.drain_timeout_s``."""
     slo_ttft_s: Seconds = 2.0
     """A first token within this time counts as in time, in metrics alone."""
     slo_itl_s: Seconds = 0.2

@@ -16,6 +16,7 @@ from router.api_keys import ApiKeys, KeyedApp
 from router.body import read_body
 from router.cache_api import CacheAPI
 from router.dispatch import Dispatcher
+from router.draining import ClosingApp
 from router.error_responses import answer_error, answer_http_error, answer_unexpected
 from router.failures import ContextLengthError
 from router.fleet import Fleet
@@ -82,9 +83,9 @@ class RouterAPI:
     async def ready(self) -> Response:
         """Tell whether a generation would pass: a decode worker has answered one."""
         counts = {role: len(self.fleet.registry.usable(role)) for role in ("prefill", "decode")}
-        is_ready = counts["decode"] > 0 and not self.dispatcher.is_refusing
+        is_ready = counts["decode"] > 0 and not self.dispatcher.is_leaving
         status = "ready" if is_ready else "no decode worker is ready"
-        if self.dispatcher.is_refusing:
+        if self.dispatcher.is_leaving:
             status = "draining"
         return JSONResponse({"status": status, **counts}, 200 if is_ready else 503)
 
@@ -158,6 +159,7 @@ def create_app(api: RouterAPI, keys: ApiKeys | None = None) -> FastAPI:
     if keys is not None:
         app.add_middleware(KeyedApp, keys=keys)  # within what observes: refusals are counted
     app.add_middleware(ObservedApp, metrics=api.metrics, model=api.card.name)
+    app.add_middleware(ClosingApp, is_leaving=lambda: api.dispatcher.is_leaving)
     app.add_exception_handler(SluiceError, answer_error)
     app.add_exception_handler(HTTPException, answer_http_error)
     app.add_exception_handler(Exception, answer_unexpected)

@@ -53,6 +53,7 @@ class Dispatcher:
     )
     _generations: set[Generation] = field(default_factory=set[Generation])
     _num_pending: int = 0
+    _is_leaving: bool = False
     _is_stopping: bool = False
 
     def __post_init__(self) -> None:
@@ -95,13 +96,22 @@ class Dispatcher:
         return self._num_pending
 
     @property
-    def is_refusing(self) -> bool:
-        """Whether new requests are refused: the router drains or stops."""
-        return self._is_stopping
+    def is_leaving(self) -> bool:
+        """Whether the router is about to end, though it may still take requests."""
+        return self._is_leaving
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether new requests are refused, and none is left."""
+        return self._is_stopping and not self._num_pending
+
+    def announce_end(self) -> None:
+        """Have whoever asks told to send new requests elsewhere; those that come are taken."""
+        self._is_leaving = True
 
     def refuse(self) -> None:
         """Refuse what comes from now on; what is pending goes on."""
-        self._is_stopping = True
+        self._is_leaving = self._is_stopping = True
 
     def stop(self) -> None:
         """Fail everything pending and refuse what comes: the router stops."""

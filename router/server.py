@@ -21,6 +21,7 @@ from core.vllm_aliases import VllmAliases, total_load
 from router.api import RouterAPI, create_app
 from router.api_keys import ApiKeys
 from router.dispatch import Dispatcher
+from router.draining import leave_from
 from router.fleet import Fleet
 from router.metrics import LatencyGoals, RouterMetrics
 from router.model_card import ModelCard
@@ -67,7 +68,7 @@ class RouterContext:
 async def run_router(context: RouterContext, lifecycle: Lifecycle) -> None:
     """Serve until ``stop`` is set; then fail what is pending and return within seconds.
 
-    A drain refuses what is new and ends when nothing is pending any more.
+    A drain ends when nothing is pending any more: see ``router.draining``.
 
     Raises:
         ConfigError: the model folder, the file of API keys, or a port cannot be used. Nothing is
@@ -107,10 +108,13 @@ async def run_router(context: RouterContext, lifecycle: Lifecycle) -> None:
             serving = group.create_task(server.serve(sockets=[http_socket]))
             reporting = group.create_task(fleet.run(dispatcher))
             context.on_ready(address)
-            work = Work(fleet.incarnation, is_idle=lambda: dispatcher.num_pending == 0)
-            refusing = group.create_task(_refuse_from(lifecycle.drain, dispatcher))
+            work = Work(fleet.incarnation, is_idle=lambda: dispatcher.is_drained)
+            delay_s = config.router.drain_delay_s
+            leaving = group.create_task(
+                leave_from(lifecycle.drain, dispatcher, server, delay_s=delay_s)
+            )
             await lifecycle.wait_end(work, serving, reporting)
-            refusing.cancel()
+            leaving.cancel()
             dispatcher.stop()
             server.should_exit = True
             await serving
@@ -153,13 +157,6 @@ def _uvicorn_config(app: object) -> uvicorn.Config:
         backlog=BACKLOG,
         timeout_graceful_shutdown=GRACE_S,
     )
-
-
-async def _refuse_from(drain: asyncio.Event, dispatcher: Dispatcher) -> None:
-    """Refuse new requests from ``drain`` on."""
-    await drain.wait()
-    log.info("event=draining pending=%d", dispatcher.num_pending)
-    dispatcher.refuse()
 
 
 @contextmanager

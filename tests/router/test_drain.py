@@ -1,9 +1,16 @@
 """Workers and routers that drain: nobody's client notices."""
 
 import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 import httpx
+import pytest
 
+from core.config import SluiceConfig
+from core.errors import ConfigError
 from core.messages import Generate
 from tests.router.conftest import MODEL, RunningRouter, StartRouter
 from tests.router.scripted_worker import ScriptedWorker, say
@@ -71,3 +78,124 @@ async def test_a_draining_router_finishes_what_is_pending_refuses_the_rest_and_e
     go_on.set()
     assert (await pending).status_code == 200
     await asyncio.wait_for(router.serving, 10)
+
+
+@dataclass
+class Balancer:
+    """Sends each new connection to ``target``; one that is open stays where it is."""
+
+    target: int
+    port: int = 0
+    _joined: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Balancer"]:
+        async with await asyncio.start_server(self._join, "127.0.0.1", 0) as server:
+            self.port = server.sockets[0].getsockname()[1]
+            yield self
+            for each in self._joined:
+                each.cancel()
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ahead, back = await asyncio.open_connection("127.0.0.1", self.target)
+        for copying in (self._copy(reader, back), self._copy(ahead, writer)):
+            self._joined.append(asyncio.create_task(copying))
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while content := await reader.read(2**16):
+            writer.write(content)
+        writer.close()
+
+
+async def answer_after_a_while(worker: ScriptedWorker, generate: Generate) -> None:
+    await asyncio.sleep(0.03)
+    await say([20, 21])(worker, generate)
+
+
+async def ask_until(done: asyncio.Event, url: str, *, pause_s: float) -> list[int]:
+    """Ask again and again over one connection for as long as it is kept."""
+    statuses: list[int] = []
+    body = {"model": MODEL, "prompt": "hello", "max_tokens": 4, "stream": True}
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        while not done.is_set():
+            statuses.append((await client.post("/v1/completions", json=body)).status_code)
+            await asyncio.sleep(pause_s)
+    return statuses
+
+
+async def test_a_rolling_restart_of_routers_loses_no_request_though_the_news_is_late(
+    start_router: StartRouter,
+) -> None:
+    old, new = await start_router(drain_delay_s=1.5), await start_router()
+    for router in (old, new):
+        await router.start_worker(answer_after_a_while)
+    ports = [httpx.URL(router.address.http).port or 0 for router in (old, new)]
+    async with Balancer(ports[0]).running() as balancer:
+        done = asyncio.Event()
+        url = f"http://127.0.0.1:{balancer.port}"
+        asking = [
+            asyncio.create_task(ask_until(done, url, pause_s=0.02 * number)) for number in range(8)
+        ]
+        await asyncio.sleep(0.3)
+        old.lifecycle.drain.set()
+        await asyncio.sleep(0.5)
+        assert (await old.http.get("/readyz")).json()["status"] == "draining"
+        balancer.target = ports[1]
+        await asyncio.wait_for(old.serving, 10)
+        await asyncio.sleep(0.2)
+        done.set()
+        statuses = [status for each in await asyncio.gather(*asking) for status in each]
+    assert set(statuses) == {200}
+    assert len(statuses) > 50
+
+
+async def test_an_idle_router_goes_on_for_the_whole_delay(start_router: StartRouter) -> None:
+    router = await start_router(drain_delay_s=2.0)
+    await router.start_worker(say([20, 21]))
+    router.lifecycle.drain.set()
+    await asyncio.sleep(1.5)  # longer than an idle service stays
+    answer = await ask(router)
+    assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+    await asyncio.wait_for(router.serving, 10)
+
+
+async def test_a_stream_that_outlasts_the_delay_ends_its_connection(
+    start_router: StartRouter,
+) -> None:
+    """It began before the drain, with the promise to keep it; a client would use it once more."""
+    router = await start_router(drain_delay_s=0.1)
+    go_on = [asyncio.Event(), asyncio.Event()]
+
+    async def wait(worker: ScriptedWorker, generate: Generate) -> None:
+        turn = go_on[len(worker.generates) - 1]
+        worker.output(generate, (20,))
+        await turn.wait()
+        worker.output(generate, (21,), finish="stop")
+
+    worker = await router.start_worker(wait)
+    body = json.dumps({"model": MODEL, "prompt": "hello", "max_tokens": 4, "stream": True})
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    answer, sink = await asyncio.open_connection("127.0.0.1", httpx.URL(router.address.http).port)
+    sink.write(f"{head}{body}".encode())
+    async with asyncio.timeout(4):  # an idle connection is kept for 5 s
+        assert b"connection: close" not in await answer.readuntil(b"\r\n\r\n")
+        longer = asyncio.create_task(ask(router))
+        await worker.wait_for(lambda: len(worker.generates) == 2)
+        router.lifecycle.drain.set()
+        await asyncio.sleep(0.5)
+        assert (await ask(router)).status_code == 503
+        go_on[0].set()
+        assert (await answer.read()).endswith(b"0\r\n\r\n")
+        assert not router.serving.done()
+    go_on[1].set()
+    assert (await longer).status_code == 200
+    sink.close()
+    await asyncio.wait_for(router.serving, 10)
+
+
+def test_a_delay_as_long_as_the_drain_is_refused() -> None:
+    content = {"router": {"drain_delay_s": 60.0}, "deploy": {"drain_timeout_s": 60.0}}
+    with pytest.raises(
+        ConfigError, match=r"router\.drain_delay_s: 60\.0 .*deploy\.drain_timeout_s"
+    ):
+        SluiceConfig.parse(content, source="test")
