@@ -9,6 +9,7 @@ import ctypes
 import os
 import select
 import time
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,10 +20,10 @@ from numpy.typing import NDArray
 
 from core.errors import TransferError
 from core.ids import ReadId
-from transfer.descriptors import Descriptors, Pool
+from transfer.descriptors import Descriptors, Pool, describe
 from transfer.memory_owners import MemoryOwner, pid_namespace, started_at
 from transfer.split import split
-from transfer.transport import ExtentRows
+from transfer.transport import FEW_ROWS, Extent, ExtentRows
 from transfer.ucx_worker import UcxWorker
 
 MAX_CALL_NBYTES: Final = 2 * 2**20
@@ -42,10 +43,11 @@ class SourceMemoryError(TransferError):
 class _Copy:
     """One read: where from and where to, and the calls that are still to be made."""
 
-    vectors: NDArray[np.int64]
+    vectors: "NDArray[np.int64] | array[int]"
     """[2, n, 2]: here and there, an array of ``struct iovec`` each."""
-    address: int
-    """Of ``vectors``."""
+    here: int
+    there: int
+    """Addresses of the two."""
     calls: deque[tuple[int, int, int]]
     """First extent, extents, bytes."""
 
@@ -76,20 +78,15 @@ class ProcessReads:
             # In this order: from the opening on the number is that of nobody else, or it has ended.
             _require_same(owner)
             byte = ctypes.create_string_buffer(1)
-            trial = np.array([[[ctypes.addressof(byte), 1]], [[source.address, 1]]], dtype=np.int64)
-            self._copy(_Copy(trial, trial.ctypes.data, deque([(0, 1, 1)])))
+            to, of = Pool(ctypes.addressof(byte), 1), source
+            self._copy(_copy_of(describe([Extent(0, 0, 1)], to, of)))
         except BaseException:
             os.close(self._process)
             raise
 
     def post(self, read: ReadId, descriptors: Descriptors) -> None:
         """See ``UcxReads.post``: no byte is read here."""
-        rows = split(descriptors.rows, MAX_CALL_NBYTES)
-        vectors = np.empty((2, len(rows), 2), dtype=np.int64)
-        vectors[0, :, 0] = rows[:, 0] + descriptors.local_base
-        vectors[1, :, 0] = rows[:, 1] + descriptors.remote_base
-        vectors[:, :, 1] = rows[:, 2]
-        self._copies[read] = _Copy(vectors, vectors.ctypes.data, deque(_calls(rows)))
+        self._copies[read] = _copy_of(descriptors)
         self._worker.touch()
 
     def take_landed(self) -> list[ReadId]:
@@ -137,9 +134,8 @@ class ProcessReads:
             OSError: not all of its bytes are here, or they may be those of another process.
         """
         first, count, nbytes = copy.calls.popleft()
-        here = copy.address + first * _IOVEC_NBYTES
-        there = here + len(copy.vectors[0]) * _IOVEC_NBYTES
-        copied = self._read(self._pid, here, count, there, count, 0)
+        at = first * _IOVEC_NBYTES
+        copied = self._read(self._pid, copy.here + at, count, copy.there + at, count, 0)
         if copied < 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
@@ -159,6 +155,28 @@ def open_process_reads(
         return ProcessReads(worker, owner, source)
     except (OSError, AttributeError, ValueError, IndexError):
         return None  # It has ended, forbids it, or this system has no such call.
+
+
+def _copy_of(descriptors: Descriptors) -> _Copy:
+    """Return what is to be done for ``descriptors``, by a loop where that is faster."""
+    rows = split(descriptors.rows, MAX_CALL_NBYTES)
+    to, of = descriptors.local_base, descriptors.remote_base
+    vectors: NDArray[np.int64] | array[int]
+    if len(rows) <= FEW_ROWS:
+        here: list[int] = []
+        there: list[int] = []
+        for local, remote, nbytes in rows.tolist():
+            here += (to + local, nbytes)
+            there += (of + remote, nbytes)
+        vectors = array("q", here + there)
+        address, _ = vectors.buffer_info()
+    else:
+        vectors = np.empty((2, len(rows), 2), dtype=np.int64)
+        vectors[0, :, 0] = rows[:, 0] + to
+        vectors[1, :, 0] = rows[:, 1] + of
+        vectors[:, :, 1] = rows[:, 2]
+        address = vectors.ctypes.data
+    return _Copy(vectors, address, address + len(rows) * _IOVEC_NBYTES, deque(_calls(rows)))
 
 
 def _calls(rows: ExtentRows) -> Iterator[tuple[int, int, int]]:
