@@ -104,8 +104,10 @@ class CacheReset(msgspec.Struct, frozen=True):
 class ApiClient:
     """Speaks to one router. Every call has a connection and a deadline of its own."""
 
-    def __init__(self, url: str, *, timeout_s: float = 5.0) -> None:
+    def __init__(self, url: str, *, timeout_s: float = 5.0, api_key: str | None = None) -> None:
         """Use the router at ``url``; ``timeout_s`` bounds each wait for bytes.
+
+        Where no ``api_key`` is given, it is that in ``SLUICE_API_KEY``, if any.
 
         Raises:
             ConfigError: ``url`` is not ``http://host[:port]``.
@@ -121,6 +123,11 @@ class ApiClient:
         self._host = parts.hostname
         self._port = port or 80
         self._timeout_s = timeout_s
+        self._api_key = api_key or os.environ.get(API_KEY_VARIABLE)
+
+    def with_timeout(self, timeout_s: float) -> "ApiClient":
+        """Return a client of the same router that waits for so long."""
+        return ApiClient(self.url, timeout_s=timeout_s, api_key=self._api_key)
 
     def is_ready(self) -> bool:
         """Return whether a generation can pass now; False too where nothing listens yet."""
@@ -255,8 +262,8 @@ class ApiClient:
         self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
     ) -> http.client.HTTPResponse:
         headers = {"Content-Type": "application/json", "X-Sluice-Stats": "1"}
-        if key := os.environ.get(API_KEY_VARIABLE):
-            headers["Authorization"] = f"Bearer {key}"
+        if self._api_key:
+            headers["Authorization"] = f"Bearer {self._api_key}"
         try:
             connection.request(method, path, body, headers)
             return connection.getresponse()

@@ -95,7 +95,7 @@ def check_paths(results: Sequence[DemoResult], config: SluiceConfig) -> None:
 
 def _answer(deployment: Deployment, prompt: DemoPrompt, console: Console) -> DemoResult:
     console.print(f"\n[bold]{prompt.title}[/bold]: {_shortened(prompt.content)}", highlight=False)
-    client = ApiClient(deployment.url, timeout_s=REQUEST_TIMEOUT_S)
+    client = deployment.client.with_timeout(REQUEST_TIMEOUT_S)
     model = client.json("/v1/models")["data"][0]["id"]
     return _stream_answer(client, model, prompt, console)
 

@@ -22,6 +22,7 @@ from deploy.ray_session import PROJECT_ROOT, RaySession, ray_session
 from deploy.run_file import RunningSession, announced
 from deploy.stop_signals import StopSignals
 from deploy.supervisor import Supervisor
+from router.api_keys import read_keys
 
 PROBE_INTERVAL_S = 0.25
 WILDCARD_HOSTS = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
@@ -45,7 +46,7 @@ class Deployment:
         self._supervisor = supervisor
         self._session = session
         self._signals = signals
-        self.client = ApiClient(_url(config.router), timeout_s=2.0)
+        self.client = client_of(config)
         self.is_left = False
         """Whether it goes on after the ``with`` block."""
 
@@ -181,6 +182,17 @@ def _with_port(config: SluiceConfig) -> SluiceConfig:
     port = claim_port(config.router.host, config.router.port, field="router.port")
     router = config.router.model_copy(update={"port": port})
     return config.model_copy(update={"router": router})
+
+
+def client_of(config: SluiceConfig) -> ApiClient:
+    """Return a client of the router that ``config`` starts, with one of the keys it admits.
+
+    Raises:
+        ConfigError: the file of API keys cannot be used.
+    """
+    file = config.security.api_keys_file
+    api_key = None if file is None else read_keys(file)[0]
+    return ApiClient(_url(config.router), timeout_s=2.0, api_key=api_key)
 
 
 def _url(router: RouterConfig) -> str:

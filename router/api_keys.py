@@ -1,4 +1,4 @@
-"""API keys: who may use what is under ``/v1``."""
+"""API keys: who may use the API, and see what there is behind it."""
 
 import hashlib
 import hmac
@@ -21,7 +21,8 @@ LOOK_INTERVAL_S = 1.0
 """Between two looks at whether the file has changed."""
 MAX_FILE_NBYTES = 2**20
 MIN_KEY_LENGTH = 16
-PROTECTED: Final = "/v1/"
+OPEN: Final = frozenset({"/health", "/ready", "/livez", "/readyz", "/metrics"})
+"""What probes and Prometheus ask: it names no worker and no request."""
 
 _Version = tuple[int, int, int]
 
@@ -68,7 +69,7 @@ class ApiKeys:
 
 
 class KeyedApp:
-    """ASGI middleware: no request reaches what is under ``/v1`` without a key."""
+    """ASGI middleware: without a key no request reaches anything but what is ``OPEN``."""
 
     def __init__(self, app: ASGIApp, *, keys: ApiKeys) -> None:
         self._app = app
@@ -76,7 +77,7 @@ class KeyedApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 401."""
-        if scope["type"] != "http" or not scope["path"].startswith(PROTECTED):
+        if scope["type"] != "http" or scope["path"] in OPEN:
             await self._app(scope, receive, send)
             return
         key = _bearer(scope)
@@ -114,6 +115,15 @@ def _version_of(path: Path) -> _Version | None:
 
 
 def _read(path: Path) -> tuple[bytes, ...]:
+    return tuple(_digest(key) for key in read_keys(path))
+
+
+def read_keys(path: Path) -> tuple[str, ...]:
+    """Return the keys in ``path``, in their order.
+
+    Raises:
+        ConfigError: it cannot be read, has no key, or one that no header can carry.
+    """
     field = f"security.api_keys_file: {path}"
     try:
         with path.open("rb") as file:
@@ -137,4 +147,4 @@ def _read(path: Path) -> tuple[bytes, ...]:
             )
     if not keys:
         raise ConfigError(f"{field}: has no key; give one key per line")
-    return tuple(_digest(key) for _, key in keys)
+    return tuple(key for _, key in keys)

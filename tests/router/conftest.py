@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ class RunningRouter:
     stack: AsyncExitStack
     lifecycle: Lifecycle
     serving: asyncio.Task[None]
+    operator: dict[str, str] = field(default_factory=dict)
+    """Headers of who may see the workers."""
 
     async def start_worker(
         self, script: Script, *, worker_id: str = "decode-0", wait: bool = True, **options: Any
@@ -49,7 +51,7 @@ class RunningRouter:
         """Wait until ``/status`` shows the worker in ``state``; None: does not show it alive."""
         async with asyncio.timeout(10):
             while True:
-                status = (await self.http.get("/status")).json()
+                status = (await self.http.get("/status", headers=self.operator)).json()
                 alive = [w for w in status["workers"] if w["state"] != "lost"]
                 states = {w["worker_id"]: w["state"] for w in alive}
                 if states.get(worker_id) == state:
@@ -60,7 +62,7 @@ class RunningRouter:
         """Wait until the router has no pending request."""
         async with asyncio.timeout(10):
             while True:
-                status = (await self.http.get("/status")).json()
+                status = (await self.http.get("/status", headers=self.operator)).json()
                 if not status["pending_requests"]:
                     return
                 await asyncio.sleep(0.02)

@@ -1,4 +1,8 @@
-"""Who has no key gets nothing from ``/v1``, and probes and Prometheus need none."""
+"""Who has no key gets nothing, and probes and Prometheus need none.
+
+The failures guarded against: a stranger who reads where the workers are, and an operator who is
+locked out of what is his.
+"""
 
 import logging
 from pathlib import Path
@@ -12,8 +16,19 @@ from tests.router.conftest import MODEL, RunningRouter, StartRouter
 from tests.router.scripted_worker import say
 
 OLD, NEW = "old-key-0123456789abcdef", "new-key-0123456789abcdef"
-OPEN = ["/health", "/livez", "/ready", "/readyz", "/metrics", "/status"]
-CLOSED = ["/v1/models", f"/v1/models/{MODEL}", "/v1/cache", "/v1/trace/x", "/v1/nothing"]
+OPEN = ["/health", "/livez", "/ready", "/readyz", "/metrics"]
+CLOSED = [
+    "/status",
+    "/status/",
+    "//status",
+    "/openapi.json",
+    "/nothing",
+    "/v1/models",
+    f"/v1/models/{MODEL}",
+    "/v1/cache",
+    "/v1/trace/x",
+    "/v1/nothing",
+]
 
 
 @pytest.fixture
@@ -26,11 +41,12 @@ def keys_file(tmp_path: Path) -> Path:
 @pytest.fixture
 async def keyed(start_router: StartRouter, keys_file: Path) -> RunningRouter:
     router = await start_router(security={"api_keys_file": str(keys_file)})
+    router.operator = {"Authorization": f"Bearer {OLD}"}
     await router.start_worker(say([20, 21]))
     return router
 
 
-async def test_probes_are_open_and_all_of_v1_is_closed(keyed: RunningRouter) -> None:
+async def test_probes_are_open_and_all_else_is_closed(keyed: RunningRouter) -> None:
     for path in OPEN:
         assert (await keyed.http.get(path)).status_code == 200, path
     for path in CLOSED:
