@@ -269,7 +269,7 @@ def test_dashboards_and_alerts_of_the_chart_are_all_there() -> None:
 
 
 def test_no_key_is_in_a_config_map() -> None:
-    secret = "sk-of-the-test"  # noqa: S105
+    secret = "sk-of-the-test-0123456789"  # noqa: S105
     objects = render({"router": {"apiKeys": [secret]}, "model": {"hfToken": "hf-of-the-test"}})
     for item in objects:
         if item["kind"] != "Secret":

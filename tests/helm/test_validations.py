@@ -16,7 +16,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"config": {"security": {"keys_dir": "/x"}}}, "see the value curve.existingSecret"),
     ({"prefill": {"metricsPort": 9500}}, "prefill.metricsPort=9500, decode.metricsPort=9400"),
     ({"router": {"controlPort": 8000}}, "router.controlPort=8000 is router.port too"),
-    ({"router": {"apiKeys": ["a"], "apiKeysSecret": {"name": "b"}}}, "keys come from one place"),
+    (
+        {"router": {"apiKeys": ["0123456789abcdef"], "apiKeysSecret": {"name": "b"}}},
+        "keys come from one place",
+    ),
     ({"model": {"hfToken": "a", "hfTokenSecret": {"name": "b"}}}, "the token comes from one place"),
     ({"model": {"pvc": {"create": True, "existingClaim": "x"}}}, 'model.pvc.existingClaim="x"'),
     ({"model": {"pvc": {"readOnly": True}}}, "name an existingClaim that holds it"),
@@ -55,6 +58,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"httpRoute": {"enabled": True}}, "httpRoute.enabled needs httpRoute.parentRefs"),
 ]
 UNKNOWN: list[tuple[dict[str, Any], str]] = [
+    ({"router": {"apiKeys": ["short"]}}, "/router/apiKeys/0"),
     ({"replicaCount": 2}, "'replicaCount' not allowed"),
     ({"prefill": {"replica": 2}}, "'replica' not allowed"),
     ({"router": {"probes": {"liveness": {"period": 2}}}}, "'period' not allowed"),
