@@ -143,7 +143,7 @@ class Ours:
             source=(source,),
             target=(target,),
             first_token=0,
-            num_tokens=case.num_blocks * _BLOCK_SIZE,
+            end_token=case.num_blocks * _BLOCK_SIZE,
         )
 
 

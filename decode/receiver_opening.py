@@ -14,7 +14,7 @@ from decode.scheduler import DecodeScheduler
 from decode.sources import Sources
 from decode.tracing import DecodeTrace
 from ranks.leader import Ranks
-from transfer.extents import Part
+from transfer.extents import LayerSpan
 from transfer.metrics import REGISTERED_BYTES
 from transfer.reader import Reader
 
@@ -49,8 +49,8 @@ def open_receiver(
         name=context.worker_id, incarnation=incarnation, compatibility=engine.compatibility
     )
 
-    def digests_of(block_ids: list[BlockId], part: Part) -> tuple[bytes, ...]:
-        return pool.digests(block_ids, offset=part.offset, nbytes=part.nbytes)
+    def digests_of(block_ids: list[BlockId], span: LayerSpan) -> tuple[bytes, ...]:
+        return pool.digests(block_ids, offset=span.offset, nbytes=span.nbytes)
 
     return Receiver(
         reader=reader,

@@ -44,8 +44,8 @@ class PostRead:
     """Blocks in the local pool."""
     first_token: int
     """Positions before it are not written: the reader has them."""
-    num_tokens: int
-    """That the source has computed, from the prompt's first on; none behind them is written."""
+    end_token: int
+    """The position behind the last that the source has computed: none from there on is written."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from core.errors import InternalError
 from core.ids import Incarnation, OperationId
 from core.kv_unpack import Unpack
 from transfer.actions import PostRead
-from transfer.extents import Part
+from transfer.extents import LayerSpan
 from transfer.pairing import HeadShare, PairPlan, rank_of_source
 from transfer.quanta import EndedRead, ReadPart
 from transfer.slot_runs import SourceBlock, source_blocks
@@ -62,7 +62,7 @@ class _Read:
     read: PostRead
     plan: PairPlan
     queued_at: float
-    part: Part
+    span: LayerSpan
     """What is read of each of the source's blocks."""
     todo: deque[SourceBlock]
     in_flight: set[OperationId] = field(default_factory=set[OperationId])
@@ -79,7 +79,7 @@ class _Read:
 
     def portion_nbytes(self, num_blocks: int) -> int:
         """Return the room that so many of its blocks take."""
-        return _portion_nbytes(self.plan, num_blocks * self.part.nbytes)
+        return _portion_nbytes(self.plan, num_blocks * self.span.nbytes)
 
     def end(self) -> EndedRead:
         return EndedRead(
@@ -155,8 +155,8 @@ class Conversions:
         )
         if read.operation in self._reads or not blocks:
             raise InternalError(f"operation {read.operation} is known already, or reads nothing")
-        part = Part.of_piece(read.piece, plan.source)
-        self._reads[read.operation] = _Read(read, plan, now, part, deque(blocks))
+        span = LayerSpan.of_piece(read.piece, plan.source)
+        self._reads[read.operation] = _Read(read, plan, now, span, deque(blocks))
         self._turns.append(read.operation)
 
     def next(self) -> Portion | None:
@@ -280,7 +280,7 @@ class Conversions:
         most = PORTION_NBYTES if is_copied else ROUNDED_PORTION_NBYTES
         room = min(most, self._staging.nbytes // _LEAST_NUM_PORTIONS)
         room_of_share = room // len(entry.plan.shares) // ALIGNMENT * ALIGNMENT
-        count = max(1, room_of_share // entry.part.nbytes)
+        count = max(1, room_of_share // entry.span.nbytes)
         return list(itertools.islice(entry.todo, count))
 
     def _begin(self, entry: _Read, blocks: list[SourceBlock], offset: int) -> Portion:
@@ -324,9 +324,9 @@ def _shares(
     entry: _Read, blocks: list[SourceBlock], offset: int
 ) -> Iterator[tuple[ReadPart, Unpack]]:
     """Yield what to read of each rank of the source, and how to unpack it."""
-    piece, part = entry.read.piece, entry.part
+    piece, span = entry.read.piece, entry.span
     for number, share in enumerate(entry.plan.shares):
-        at = offset + number * padded(len(blocks) * part.nbytes)
+        at = offset + number * padded(len(blocks) * span.nbytes)
         unpack = Unpack(
             source=entry.plan.source,
             offset=at,
@@ -336,15 +336,15 @@ def _shares(
             runs=tuple(block.runs for block in blocks),
             digests=tuple(block.digest for block in blocks),
         )
-        yield _part_of(entry.read.peer, share, blocks, part, at), unpack
+        yield _part_of(entry.read.peer, share, blocks, span, at), unpack
 
 
 def _part_of(
-    source: Incarnation, share: HeadShare, blocks: list[SourceBlock], part: Part, at: int
+    source: Incarnation, share: HeadShare, blocks: list[SourceBlock], span: LayerSpan, at: int
 ) -> ReadPart:
     remote = np.array([block.block_id for block in blocks], dtype=np.int64)
     rows: ExtentRows = np.empty((len(blocks), 3), dtype=np.int64)
-    rows[:, 0] = at + np.arange(len(blocks)) * part.nbytes
-    rows[:, 1] = remote * part.block_nbytes + part.offset
-    rows[:, 2] = part.nbytes
+    rows[:, 0] = at + np.arange(len(blocks)) * span.nbytes
+    rows[:, 1] = remote * span.block_nbytes + span.offset
+    rows[:, 2] = span.nbytes
     return rank_of_source(source, share.source_rank), merged(rows)

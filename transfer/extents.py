@@ -20,7 +20,7 @@ _FIRST = np.ones(1, dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LayerSpan:
     """The same bytes of every block: the whole block, or a range of its layers."""
 
     block_nbytes: int
@@ -28,7 +28,7 @@ class Part:
     nbytes: int
 
     @classmethod
-    def of_piece(cls, piece: PieceId, layout: KVLayout) -> "Part":
+    def of_piece(cls, piece: PieceId, layout: KVLayout) -> "LayerSpan":
         """Return what ``piece`` covers of each of its blocks."""
         return cls(
             block_nbytes=layout.block_nbytes,
@@ -38,7 +38,7 @@ class Part:
 
     @property
     def is_whole(self) -> bool:
-        """Whether adjacent blocks have adjacent parts."""
+        """Whether adjacent blocks have adjacent spans."""
         return self.nbytes == self.block_nbytes
 
 
@@ -49,7 +49,7 @@ def extents_of(read: PostRead, layout: KVLayout) -> ExtentRows:
         InternalError: its source and its target do not cover the same positions.
     """
     pairs = pair_positions(read.source, read.target)
-    return merge_pairs(pairs, Part.of_piece(read.piece, layout))
+    return merge_pairs(pairs, LayerSpan.of_piece(read.piece, layout))
 
 
 def pair_positions(source: Sequence[GroupBlocks], target: Sequence[GroupBlocks]) -> Pairs:
@@ -73,14 +73,14 @@ def pair_positions(source: Sequence[GroupBlocks], target: Sequence[GroupBlocks])
     return np.array(matched, dtype=np.int64).reshape(-1, 2)
 
 
-def merge_pairs(pairs: Pairs, part: Part) -> ExtentRows:
-    """Return extents for ``part`` of each (local, remote) pair.
+def merge_pairs(pairs: Pairs, span: LayerSpan) -> ExtentRows:
+    """Return extents for ``span`` of each (local, remote) pair.
 
     Order is kept. Whole blocks that follow each other on *both* sides become one extent.
     """
     if len(pairs) <= FEW_ROWS:
-        return _merge_few(pairs, part)
-    if part.is_whole:
+        return _merge_few(pairs, span)
+    if span.is_whole:
         follows = (pairs[1:] - pairs[:-1] == 1).all(axis=1)
         firsts = np.flatnonzero(np.concatenate((_FIRST, ~follows)))
     else:
@@ -88,14 +88,14 @@ def merge_pairs(pairs: Pairs, part: Part) -> ExtentRows:
     ends = np.empty_like(firsts)
     ends[:-1], ends[-1:] = firsts[1:], len(pairs)
     rows = np.empty((len(firsts), 3), dtype=np.int64)
-    rows[:, :2] = pairs[firsts] * part.block_nbytes + part.offset
-    rows[:, 2] = (ends - firsts) * part.nbytes
+    rows[:, :2] = pairs[firsts] * span.block_nbytes + span.offset
+    rows[:, 2] = (ends - firsts) * span.nbytes
     return rows
 
 
-def _merge_few(pairs: Pairs, part: Part) -> ExtentRows:
+def _merge_few(pairs: Pairs, span: LayerSpan) -> ExtentRows:
     """Return what ``merge_pairs`` does, for as many pairs as a loop is faster for."""
-    size, offset, nbytes = part.block_nbytes, part.offset, part.nbytes
+    size, offset, nbytes = span.block_nbytes, span.offset, span.nbytes
     rows: list[list[int]] = []
     next_local = next_remote = -1
     for local, remote in pairs.tolist():
@@ -103,7 +103,7 @@ def _merge_few(pairs: Pairs, part: Part) -> ExtentRows:
             rows[-1][2] += nbytes
         else:
             rows.append([local * size + offset, remote * size + offset, nbytes])
-        if part.is_whole:
+        if span.is_whole:
             next_local, next_remote = local + 1, remote + 1
     return np.array(rows, dtype=np.int64).reshape(-1, 3)
 

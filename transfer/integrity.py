@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from core.ids import BlockId
 from core.kv_layout import KVLayout
 from core.messages import GroupBlocks, Ticket
-from transfer.extents import Part
+from transfer.extents import LayerSpan
 
-DigestsOf = Callable[[list[BlockId], Part], Sequence[bytes]]
-"""Digests of a part of local blocks, as they are now. A block's id is no part of its digest."""
+DigestsOf = Callable[[list[BlockId], LayerSpan], Sequence[bytes]]
+"""Digests of one span of local blocks, as they are now. A block's id is no part of its digest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Digests:
     """What local blocks must hold."""
 
-    part: Part
+    span: LayerSpan
     by_block: Mapping[BlockId, bytes]
 
     def match(self, digests_of: DigestsOf) -> bool:
         """Whether they do."""
-        return list(digests_of(list(self.by_block), self.part)) == list(self.by_block.values())
+        return list(digests_of(list(self.by_block), self.span)) == list(self.by_block.values())
 
 
 def expected_digests(
@@ -44,4 +44,4 @@ def expected_digests(
         for at, block_id in enumerate(run.block_ids)
         if (run.group, run.first_index + at) in digest_at
     }
-    return Digests(Part.of_piece(ticket.piece, layout), by_block)
+    return Digests(LayerSpan.of_piece(ticket.piece, layout), by_block)

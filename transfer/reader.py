@@ -279,7 +279,7 @@ class Reader:
             source=piece.ticket.blocks,
             target=target,
             first_token=piece.tokens.start,
-            num_tokens=piece.tokens.stop,
+            end_token=piece.tokens.stop,
         )
         return [*begun, read]
 

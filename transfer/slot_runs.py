@@ -61,7 +61,7 @@ def source_blocks(read: PostRead, *, source_size: int, target_size: int) -> list
 def _pieces(read: PostRead, index: int, *, source_size: int, target_size: int) -> Iterator[range]:
     """Yield the wanted tokens of source block ``index``, cut where local blocks end."""
     at = max(index * source_size, read.first_token)
-    stop = min((index + 1) * source_size, read.num_tokens)
+    stop = min((index + 1) * source_size, read.end_token)
     while at < stop:
         end = min(stop, (at // target_size + 1) * target_size)
         yield range(at, end)

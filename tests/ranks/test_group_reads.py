@@ -35,7 +35,7 @@ def post_of(operation: int, source: Incarnation = SOURCE) -> PostRead:
         source=blocks,
         target=blocks,
         first_token=0,
-        num_tokens=16,
+        end_token=16,
     )
 
 

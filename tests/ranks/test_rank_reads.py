@@ -92,7 +92,7 @@ class Reading:
                 source=(source,),
                 target=(target,),
                 first_token=0,
-                num_tokens=half * 8,
+                end_token=half * 8,
             )
         )
 

@@ -17,7 +17,7 @@ from engine.kv_pool import KVPool
 from engine.kv_rows import TORCH_DTYPES
 from transfer.actions import PostRead
 from transfer.conversions import Conversions, Portion
-from transfer.extents import Part
+from transfer.extents import LayerSpan
 from transfer.pairing import PairPlan, rank_of_source
 from transfer.positions import BlockSizes
 from transfer.quanta import EndedRead
@@ -136,12 +136,12 @@ class Pair:
             for group, table in enumerate(self.table_there)
         )
         if has_digests:
-            part = Part.of_piece(piece, self.theirs.kv_layout)
+            span = LayerSpan.of_piece(piece, self.theirs.kv_layout)
             named = tuple(
                 msgspec.structs.replace(
                     run,
                     digests=self.sources[0].digests(
-                        run.block_ids, offset=part.offset, nbytes=part.nbytes
+                        run.block_ids, offset=span.offset, nbytes=span.nbytes
                     ),
                 )
                 for run in named
@@ -163,7 +163,7 @@ class Pair:
             named,
             target,
             first_token=first_token,
-            num_tokens=tokens.stop,
+            end_token=tokens.stop,
         )
 
     def land(self, portion: Portion) -> None:

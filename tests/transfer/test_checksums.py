@@ -14,13 +14,13 @@ from core.ids import BlockId
 from core.messages import PieceId, Ticket
 from tests.transfer.adversary import Network
 from tests.transfer.two_sides import DecodeSide, Pool, PrefillSide, layout, owner
-from transfer.extents import Part
+from transfer.extents import LayerSpan
 
 R, OTHER = owner("r"), owner("other")
 
 
-def digests_of(pool: Pool, block_ids: list[BlockId], part: Part) -> list[bytes]:
-    rows = pool.rows[:, part.offset : part.offset + part.nbytes]
+def digests_of(pool: Pool, block_ids: list[BlockId], span: LayerSpan) -> list[bytes]:
+    rows = pool.rows[:, span.offset : span.offset + span.nbytes]
     return [hashlib.blake2b(rows[at].copy().data, digest_size=8).digest() for at in block_ids]
 
 
@@ -32,7 +32,7 @@ class CheckingSide(DecodeSide):
             operation = self.operation_of_read[outcome.read]
             expected = self.reader.expected_digests(operation)
             if expected is None or expected.match(
-                lambda ids, part: digests_of(self.pool, ids, part)
+                lambda ids, span: digests_of(self.pool, ids, span)
             ):
                 self.carry_out(self.reader.landed(operation, self.now))
             else:
@@ -40,10 +40,10 @@ class CheckingSide(DecodeSide):
 
 
 def with_digests(source: PrefillSide, ticket: Ticket) -> Ticket:
-    part = Part.of_piece(ticket.piece, source.layout)
+    span = LayerSpan.of_piece(ticket.piece, source.layout)
     blocks = tuple(
         msgspec.structs.replace(
-            run, digests=tuple(digests_of(source.pool, list(run.block_ids), part))
+            run, digests=tuple(digests_of(source.pool, list(run.block_ids), span))
         )
         for run in ticket.blocks
     )

@@ -180,7 +180,7 @@ def test_a_source_that_does_not_answer_leaves_room_for_another() -> None:
         frozen.source,
         frozen.target,
         first_token=0,
-        num_tokens=400,
+        end_token=400,
     )
     pair.conversions.add(other, pair.plan, 0.0)
     portion = pair.conversions.next()

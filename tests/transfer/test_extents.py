@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from core.errors import InternalError
 from core.ids import BlockId, Generation
 from core.messages import GroupBlocks
-from transfer.extents import Part, merge_pairs, pair_positions
+from transfer.extents import LayerSpan, merge_pairs, pair_positions
 
 NBYTES = 4
-WHOLE = Part(block_nbytes=NBYTES, offset=0, nbytes=NBYTES)
+WHOLE = LayerSpan(block_nbytes=NBYTES, offset=0, nbytes=NBYTES)
 
 Pairs = list[tuple[BlockId, BlockId]]
 
@@ -37,14 +37,14 @@ def pairs(draw: st.DrawFn) -> Pairs:
 
 @given(pairs(), st.integers(0, 3), st.integers(1, 4))
 def test_merging_changes_no_byte(chosen: Pairs, offset: int, size: int) -> None:
-    part = Part(NBYTES, min(offset, NBYTES - 1), min(size, NBYTES - min(offset, NBYTES - 1)))
+    span = LayerSpan(NBYTES, min(offset, NBYTES - 1), min(size, NBYTES - min(offset, NBYTES - 1)))
     theirs = np.arange(12 * NBYTES, dtype=np.uint8) + 1
     merged, single = np.zeros(12 * NBYTES, np.uint8), np.zeros(12 * NBYTES, np.uint8)
-    for at, source, nbytes in merge_pairs(rows(chosen), part):
+    for at, source, nbytes in merge_pairs(rows(chosen), span):
         merged[at : at + nbytes] = theirs[source : source + nbytes]
     for local, remote in chosen:
-        at, source = local * NBYTES + part.offset, remote * NBYTES + part.offset
-        single[at : at + part.nbytes] = theirs[source : source + part.nbytes]
+        at, source = local * NBYTES + span.offset, remote * NBYTES + span.offset
+        single[at : at + span.nbytes] = theirs[source : source + span.nbytes]
     assert (merged == single).all()
 
 

@@ -326,7 +326,7 @@ def test_any_order_of_ends_reads_every_byte_once_and_ends_every_read_once(
     assert len(link.queue) == 0
     assert link.queue.in_flight_nbytes == 0
     assert sorted(end.operation for end in link.ends) == sorted(wanted), "each ends exactly once"
-    posted = sum((bytes_of(quantum.extents) for quantum in link.posted), Counter())
+    posted = sum((bytes_of(quantum.extents) for quantum in link.posted), Counter[tuple[int, int]]())
     assert not posted or max(posted.values()) == 1, "a byte was read twice"
     for end in link.ends:
         if end.failure is None and not end.is_cancelled:

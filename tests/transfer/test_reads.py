@@ -94,7 +94,7 @@ class Side:
                 source=blocks,
                 target=blocks,
                 first_token=0,
-                num_tokens=count * LAYOUT.block_size,
+                end_token=count * LAYOUT.block_size,
             )
         )
 

@@ -17,7 +17,7 @@ from tests.transfer.conftest import MakeDecode
 from tests.transfer.two_sides import DecodeSide, PrefillSide, layout, owner, with_blocks
 from transfer.actions import Action, OperationTerminal, Send, TearDown, WarmUp
 from transfer.endpoints import Endpoints
-from transfer.extents import Part, merge_pairs
+from transfer.extents import LayerSpan, merge_pairs
 from transfer.operations import Operation
 from transfer.reader import Reader
 from transfer.reader_states import PieceState
@@ -661,9 +661,9 @@ def test_prefill_that_never_comes_is_bounded(decode: DecodeSide, prefill: Prefil
 
 def test_layer_ranges_read_only_their_part_of_each_block() -> None:
     kv = layout(layers_per_group=4)
-    part = Part.of_piece(PieceId(1, 2, 0), kv)
+    span = LayerSpan.of_piece(PieceId(1, 2, 0), kv)
     layer = kv.block_nbytes // 4
-    extents = merge_pairs(np.array([[2, 5], [3, 6]]), part)
+    extents = merge_pairs(np.array([[2, 5], [3, 6]]), span)
     assert extents.tolist() == [
         [2 * kv.block_nbytes + layer, 5 * kv.block_nbytes + layer, 2 * layer],
         [3 * kv.block_nbytes + layer, 6 * kv.block_nbytes + layer, 2 * layer],
