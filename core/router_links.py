@@ -5,12 +5,15 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable
 
+from core.errors import HandshakeError
 from core.router_link import Reporter, RouterLink
 
 log = logging.getLogger(__name__)
 
 LOOK_UP_INTERVAL_S = 3.0
 LOOK_UP_TIMEOUT_S = 5.0
+REFUSED_WAIT_S = 15.0
+"""Before a router that has refused this worker is asked again: its address may become another's."""
 
 LookUp = Callable[[str, int], Awaitable[frozenset[str]]]
 """From host and port to the ``tcp://IP:PORT`` of each address; an OSError: it is not known now."""
@@ -20,7 +23,8 @@ class RouterLinks:
     """Reports to all routers at once. The name is looked up again, so replicas may come and go.
 
     An address that the name has lost keeps its link while the router there takes the reports: a
-    name server that answers with part of its list cuts no router off.
+    name server that answers with part of its list cuts no router off. A router that refuses this
+    worker, such as one of a later version while they are replaced, leaves it to the others.
     """
 
     def __init__(self, address: str, reporter: Reporter, look_up: LookUp | None = None) -> None:
@@ -31,6 +35,8 @@ class RouterLinks:
         self._look_up = look_up or addresses_of
         self._links: dict[str, RouterLink] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._refused: dict[str, float] = {}
+        """When to ask again, by the address of who refused."""
 
     @property
     def is_connected(self) -> bool:
@@ -41,7 +47,7 @@ class RouterLinks:
         """Report until cancelled.
 
         Raises:
-            HandshakeError: a router refused this worker; another try does not help.
+            HandshakeError: every router has refused this worker; another try does not help.
         """
         try:
             while True:
@@ -54,7 +60,7 @@ class RouterLinks:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _rest(self) -> None:
-        """Wait until it is time to look again, or until a link has ended, which is its failure."""
+        """Wait until it is time to look again, or until a link has ended."""
         if not self._tasks:
             await asyncio.sleep(LOOK_UP_INTERVAL_S)
             return
@@ -63,8 +69,21 @@ class RouterLinks:
             timeout=LOOK_UP_INTERVAL_S,
             return_when=asyncio.FIRST_COMPLETED,
         )
-        for task in ended:
+        for address in [address for address, task in self._tasks.items() if task in ended]:
+            self._end(address)
+
+    def _end(self, address: str) -> None:
+        """Forget a link that has ended, unless that is the failure of all."""
+        task = self._tasks.pop(address)
+        del self._links[address]
+        try:
             task.result()
+        except HandshakeError as error:
+            if not self._links:
+                raise
+            if address not in self._refused:
+                log.error("event=refused router=%s reason=%s", address, error)  # noqa: TRY400
+            self._refused[address] = asyncio.get_running_loop().time() + REFUSED_WAIT_S
 
     async def _addresses(self) -> frozenset[str]:
         try:
@@ -75,7 +94,11 @@ class RouterLinks:
             return frozenset(self._links)
 
     def _keep(self, addresses: frozenset[str]) -> None:
-        for address in addresses - self._links.keys():
+        for address in self._refused.keys() - addresses:
+            del self._refused[address]
+        now = asyncio.get_running_loop().time()
+        waiting = {address for address, again_at in self._refused.items() if now < again_at}
+        for address in addresses - self._links.keys() - waiting:
             link = self._links[address] = RouterLink(address, self._reporter)
             self._tasks[address] = asyncio.create_task(link.run())
         for address in self._links.keys() - addresses:

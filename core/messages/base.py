@@ -4,7 +4,8 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
+"""Raised with every change of a message: see ``tests/core/test_protocol_version.py``."""
 
 Role = Literal["prefill", "decode"]
 

@@ -8,8 +8,9 @@ import pytest
 
 from core import router_links
 from core.channel import ClientLost, DeploymentKeys, ServerChannel
+from core.errors import HandshakeError
 from core.ids import WorkerId, new_incarnation
-from core.messages import Heartbeat, Welcome, WorkerLoad
+from core.messages import Heartbeat, Refused, Welcome, WorkerLoad
 from core.router_link import Reporter
 from core.router_links import RouterLinks, addresses_of
 
@@ -18,8 +19,11 @@ KEYS = DeploymentKeys.generate()
 
 @dataclass
 class Router:
-    """Takes every worker, and counts what it reports."""
+    """Takes every worker or none, and counts what is reported."""
 
+    refusal: str = ""
+    """"": it takes every worker."""
+    num_hellos: int = 0
     states: list[str] = field(default_factory=list)
     heard: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -29,9 +33,16 @@ class Router:
             host="127.0.0.1",
             keys=KEYS.of("router"),
             incarnation=incarnation,
-            welcome=lambda *_: Welcome(worker_id=WorkerId("router"), incarnation=incarnation),
+            welcome=self._welcome,
         )
+        self.incarnation = incarnation
         self.task = asyncio.create_task(self._receive())
+
+    def _welcome(self, *_: object) -> Welcome | Refused:
+        self.num_hellos += 1
+        if self.refusal:
+            return Refused(reason=self.refusal)
+        return Welcome(worker_id=WorkerId("router"), incarnation=self.incarnation)
 
     async def _receive(self) -> None:
         while True:
@@ -105,6 +116,39 @@ async def test_routers_that_come_are_told_and_a_failing_name_server_cuts_none_of
         await asyncio.gather(running, return_exceptions=True)
         await first.close()
         await second.close()
+
+
+async def test_h09_a_router_that_refuses_leaves_the_worker_to_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As while routers are replaced by those of another version, one by one."""
+    monkeypatch.setattr(router_links, "LOOK_UP_INTERVAL_S", 0.05)
+    monkeypatch.setattr(router_links, "REFUSED_WAIT_S", 0.1)
+    ours, other = Router(), Router(refusal="protocol version 2 is not 3")
+
+    async def look_up(_host: str, _port: int) -> frozenset[str]:
+        return frozenset({ours.server.address, other.server.address})
+
+    links = RouterLinks("tcp://routers:1", reporter(asyncio.Event()), look_up)
+    running = asyncio.create_task(links.run())
+    try:
+        await until(lambda: other.num_hellos >= 3 and len(ours.states) >= 1)
+        assert links.is_connected
+        assert not running.done()
+        refusals = [r for r in caplog.records if "event=refused" in r.getMessage()]
+        assert len(refusals) == 1, "told once, however often it is asked again"
+        other.refusal = ""  # it is replaced by one that takes the worker
+        await asyncio.wait_for(other.heard.wait(), 10)
+        # One that is refused by all ends, and says why.
+        ours.refusal = other.refusal = "protocol version 2 is not 3"
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    alone = RouterLinks("tcp://routers:1", reporter(asyncio.Event()), look_up)
+    with pytest.raises(HandshakeError, match="protocol version 2 is not 3"):
+        await asyncio.wait_for(alone.run(), 10)
+    await ours.close()
+    await other.close()
 
 
 async def test_an_address_that_is_gone_with_its_router_is_forgotten(

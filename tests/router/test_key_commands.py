@@ -51,9 +51,11 @@ async def keyed(start_router: StartRouter, tmp_path: Path) -> RunningRouter:
 async def test_commands_send_the_key(
     keyed: RunningRouter,
     command: list[str],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # where a trace's picture goes
     arguments = [*command, "--url", keyed.address.http]
     monkeypatch.delenv("SLUICE_API_KEY", raising=False)
     assert await asyncio.to_thread(run, arguments) != 0
