@@ -3,10 +3,11 @@
 One worker serves the pool, and **each peer that is read from has a
 worker of its own**: destroying a worker is the proof that its reads are over.
 
-Where the path is one-sided, UCX reads the source's memory without it. On one host that needs an
-endpoint without error handling (with it, UCX falls back to TCP); such a read still fails with a
-status of its own when the source has died. Between hosts endpoints handle errors. Where there is
-only TCP, the source is asked and answers by message: ``transfer.ucx_serving`` says why.
+Where the path is one-sided, the source's memory is read without it. On one host that needs an
+endpoint without error handling (with it, UCX falls back to TCP); such a read still fails by itself
+when the source has died. Where UCX would copy by ``cma``, ``transfer.process_reads`` does.
+Between hosts endpoints handle errors. Where there is only TCP, the source is asked and answers by
+message: ``transfer.ucx_serving`` says why.
 
 ``docs/decisions/0012-which-ucx-binding.md`` has the figures.
 """

@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from core.ids import ReadId
+from core.ids import Incarnation, ReadId
+from tests.transfer.source_process import SourceProcess
 from transfer import process_reads
 from transfer.descriptors import Pool, describe
 from transfer.memory_owners import MemoryOwner, started_at, this_process
@@ -31,6 +32,8 @@ from transfer.process_reads import (
 from transfer.transport import Extent, rows_of
 from transfer.ucx_bindings import Ucp
 from transfer.ucx_library import load_ucx
+from transfer.ucx_reads import OneSidedReads
+from transfer.ucx_transport import UcxTransport
 from transfer.ucx_worker import UcxContext, UcxWorker
 
 pytestmark = [pytest.mark.ucx]
@@ -192,6 +195,21 @@ def test_what_may_not_be_read_is_left_to_ucx(
     worker: UcxWorker, child: "subprocess.Popen[bytes]"
 ) -> None:
     assert open_process_reads(worker, owner_of(child), Pool(PAGE, PAGE)) is None
+
+
+@pytest.mark.parametrize(("is_nameless", "way"), [(False, ProcessReads), (True, OneSidedReads)])
+def test_a_source_that_names_its_process_is_read_by_calls_and_another_by_gets(
+    *, is_nameless: bool, way: type
+) -> None:
+    """The conformance suite runs both, and would pass where one of them is never taken."""
+    source = SourceProcess("s", NBYTES, ucx_options={}, transport="ucx", is_nameless=is_nameless)
+    target = np.zeros(NBYTES, dtype=np.uint8)
+    reader = UcxTransport(Incarnation("reader"))
+    reader.register(target.ctypes.data, NBYTES)
+    reader.connect(source.incarnation, source.endpoint)
+    assert type(reader._peers[source.incarnation].reads) is way
+    reader.close()
+    source.close()
 
 
 @given(st.lists(st.integers(1, MAX_CALL_NBYTES), min_size=1, max_size=50))
