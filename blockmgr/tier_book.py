@@ -218,14 +218,15 @@ class TierBook:
 
         Without a chosen epoch it is one of this worker alone. One that is not newer than that of
         another reset comes too late: all go by the newer one, and ``storage_reset`` is "failed",
-        since what was stored between the two stays.
+        since what was stored between the two stays. The epoch that there is changes nothing below
+        host memory: it was told twice.
         """
         epoch, self._chosen_epoch = self._chosen_epoch, ""
         epoch = epoch or epoch_after(self._epoch, by=self._incarnation)
-        is_newer = epoch > self._epoch
+        is_newer, is_known = epoch > self._epoch, epoch == self._epoch
         self._epoch = max(epoch, self._epoch)
         self.host.forget_all()
-        if self.storage is None:
+        if self.storage is None or is_known:
             return
         self.storage.forget_all()
         self.storage_reset = "pending" if is_newer else "failed"

@@ -56,7 +56,8 @@ class Vocabulary(Protocol):
 class Requests:
     """Joins routers, scheduler and transfers. Belongs to one event loop.
 
-    Each request that was taken has one end: its last output, ``Failed``, or an abort.
+    Each request that was taken has one end: its last output, ``Failed``, or an abort. A router
+    reaches its own requests only, whatever ids it names.
     """
 
     def __init__(
@@ -106,12 +107,18 @@ class Requests:
     def take(self, client: ClientId, request: Generate) -> bool:
         """Begin what ``client`` asks for; an older attempt ends. Return whether there is work."""
         owner = (request.request_id, request.attempt)
-        older = [o for o in self._served if o[0] == request.request_id]
+        rival = self._served.get(owner)
+        if rival is not None and rival.client != client:
+            self._refuse_twin(client, owner)
+            return False
+        older = [
+            o for o, s in self._served.items() if o[0] == request.request_id and s.client == client
+        ]
         if any(attempt >= request.attempt for _, attempt in older):
             log.warning("dropped=Generate request=%s attempt=%d reason=stale", *owner)
             return False
         for stale in older:
-            self.abort(stale)
+            self._end(stale)
         served = self._served_of(client, request)
         sequence = served.sequence
         prefill = request.prefill if self._is_worth_a_transfer(sequence) else None
@@ -148,20 +155,33 @@ class Requests:
         )
         return Served(client=client, sequence=sequence, arrived_at=self._clock())
 
-    def abort(self, owner: Owner) -> None:
-        """Nobody wants the rest of ``owner``. Unknown owners have ended already."""
-        if self._served.pop(owner, None) is not None:
-            self._trace.aborted(owner)
-            if self._scheduler.abort(owner) and self._transfers is not None:
-                self._transfers.cancel(owner)
-            self._memory_changed()
+    def _refuse_twin(self, client: ClientId, owner: Owner) -> None:
+        """Another router's request has this id and attempt: it goes on, and is not named twice."""
+        log.warning("dropped=Generate request=%s attempt=%d reason=another router's", *owner)
+        reason = "another router has a request of this id here; give each request an id of its own"
+        self._replies.send(client, Failed(*owner, reason=reason, kind="capacity"))
+
+    def abort(self, client: ClientId, owner: Owner) -> None:
+        """``client`` wants no more of ``owner``. Unknown owners have ended already."""
+        served = self._served.get(owner)
+        if served is not None and served.client != client:
+            log.warning("dropped=Abort request=%s attempt=%d reason=another router's", *owner)
+        elif served is not None:
+            self._end(owner)
+
+    def _end(self, owner: Owner) -> None:
+        del self._served[owner]
+        self._trace.aborted(owner)
+        if self._scheduler.abort(owner) and self._transfers is not None:
+            self._transfers.cancel(owner)
+        self._memory_changed()
 
     def lose_router(self, client: ClientId) -> None:
         """Nobody is left to tell of what ``client`` has asked for."""
         owners = [owner for owner, served in self._served.items() if served.client == client]
         log.warning("event=client_lost aborted=%d", len(owners))
         for owner in owners:
-            self.abort(owner)
+            self._end(owner)
 
     def _check_load(self, client: ClientId) -> None:
         """A router has asked for no more than it lets its clients ask for."""

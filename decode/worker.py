@@ -212,7 +212,7 @@ class DecodeWorker:
                 if self._receiver is not None:
                     self._receiver.announced(client, message)
             case Abort():
-                self._requests.abort((message.request_id, message.attempt))
+                self._requests.abort(client, (message.request_id, message.attempt))
             case ClientLost():
                 if self._receiver is not None:
                     self._receiver.router_lost(client)

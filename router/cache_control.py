@@ -1,10 +1,11 @@
 """Asks every worker about its prefix cache, or to forget it, and waits for the answers."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from core.cache_epoch import epoch_after, newest_epoch
+from core.cache_epoch import epoch_after, is_epoch, newest_epoch
 from core.channel import ClientId
 from core.ids import Incarnation, WorkerId
 from core.messages import (
@@ -18,7 +19,13 @@ from core.messages import (
 )
 from router.questions import Questions
 
+log = logging.getLogger(__name__)
+
 ANSWER_TIMEOUT_S = 2.0
+BEHIND_S = 5.0
+"""A worker whose reports name an older epoch for longer is told again: it has missed a reset."""
+UNASKED = 0
+"""Number of what is told again; nobody waits for the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,8 @@ class CacheControl:
     """Owned by one event loop.
 
     A worker that fell silent is asked all the same, and told as unreachable, until another life
-    of it reports: it may come back with its cache as it was.
+    of it reports: it may come back with its cache as it was. Then it is told of the newest reset
+    that any worker or this router knows of, as is one that another router did not reach.
 
     Args:
         send: Queues a message to one worker's connection; lost where that is gone.
@@ -44,20 +52,41 @@ class CacheControl:
     """
 
     def __init__(
-        self, send: Callable[[ClientId, AnyMessage], None], *, incarnation: Incarnation
+        self,
+        send: Callable[[ClientId, AnyMessage], None],
+        *,
+        incarnation: Incarnation,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._incarnation = incarnation
         self._epoch = ""
-        self._questions: Questions[CacheReport] = Questions(send, time.monotonic)
+        self._send = send
+        self._clock = clock
+        self._behind_since: dict[WorkerId, float] = {}
+        self._questions: Questions[CacheReport] = Questions(send, clock)
 
     def heard(self, client: ClientId, heartbeat: Heartbeat) -> None:
         """A worker reported over ``client``."""
         self._questions.heard(client, heartbeat)
         self._epoch = newest_epoch((self._epoch, heartbeat.cache_epoch))
+        # Without tiers a worker names none, and shares nothing that could be old.
+        if not is_epoch(heartbeat.cache_epoch) or heartbeat.cache_epoch == self._epoch:
+            self._behind_since.pop(heartbeat.worker_id, None)
+        else:
+            self._tell_again(client, heartbeat.worker_id)
+
+    def _tell_again(self, client: ClientId, worker_id: WorkerId) -> None:
+        """Tell a worker that stays behind of the newest epoch, each ``BEHIND_S``."""
+        now = self._clock()
+        since = self._behind_since.setdefault(worker_id, now)
+        if now - since >= BEHIND_S:
+            self._behind_since[worker_id] = now
+            log.warning("event=reset_told_again worker=%s epoch=%s", worker_id, self._epoch)
+            self._send(client, ResetCache(UNASKED, self._epoch))
 
     def take(self, report: CacheReport) -> bool:
         """Take an answer; False: nobody waits for it any more."""
-        return self._questions.take(report)
+        return report.number == UNASKED or self._questions.take(report)
 
     async def reset(self) -> list[WorkerCache]:
         """Have every worker forget its cache, and return how far each one is.

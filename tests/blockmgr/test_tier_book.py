@@ -450,6 +450,18 @@ def test_a18_two_resets_in_flight_end_in_the_newer_one_whichever_comes_first(
         assert world.book.epoch == newer
 
 
+def test_a18_an_epoch_that_is_told_twice_is_one_reset_of_storage(make_world: MakeWorld) -> None:
+    """As by two routers that both find this worker behind."""
+    world = make_world(10, max_staged=8)
+    for _ in range(2):
+        world.book.choose_epoch(epoch_after("", by="router"))
+        world.reset()
+        assert len(world.book.host) == 0
+        world.collect()
+        world.perform_all()
+        assert world.book.storage_reset == "done"
+
+
 def test_a18_a_reset_that_storage_did_not_take_is_told_until_it_has(make_world: MakeWorld) -> None:
     world = make_world(10, max_staged=8)
     world.reset()

@@ -125,7 +125,7 @@ async def test_what_has_ended_makes_room_for_the_next() -> None:
     side.take(ONE, "b")
     side.run()
     assert side.take(ONE, "c")
-    side.requests.abort((RequestId("c"), Attempt(1)))
+    side.requests.abort(ONE, (RequestId("c"), Attempt(1)))
     assert side.take(ONE, "d")
     assert side.take(ONE, "e")
 
@@ -141,6 +141,31 @@ async def test_a_newer_attempt_ends_the_older_one_and_takes_its_place() -> None:
     batches = [message for _, message in side.sent.messages if isinstance(message, OutputBatch)]
     outputs = [output for batch in batches for output in batch.outputs]
     assert {(output.request_id, output.attempt) for output in outputs} == {("a", 2), ("b", 1)}
+
+
+async def test_a_router_ends_no_request_of_another_whatever_id_it_names() -> None:
+    side = Side()
+    side.take(ONE, "a", prefill=PEER)
+    side.requests.abort(TWO, (RequestId("a"), Attempt(1)))
+    assert not side.take(TWO, "a"), "the same id and attempt"
+    assert side.take(TWO, "a", attempt=2), "a newer attempt of the same id"
+    assert side.cancelled == []
+    ((client, failed),) = side.sent.messages
+    assert isinstance(failed, Failed)
+    assert (client, failed.kind) == (TWO, "capacity")
+    side.requests.lose(Loss((RequestId("a"), Attempt(1)), "cut off", "transfer", WorkerId("P")))
+    side.run()
+    ended = {
+        (client, output.attempt)
+        for client, message in side.sent.messages
+        if isinstance(message, OutputBatch)
+        for output in message.outputs
+    }
+    assert ended == {(ONE, 1), (TWO, 2)}
+    # And its own it ends
+    side.take(ONE, "b", prefill=PEER)
+    side.requests.abort(ONE, (RequestId("b"), Attempt(1)))
+    assert side.requests.num_live == 0
 
 
 async def test_a_stray_token_id_fails_its_request_alone() -> None:

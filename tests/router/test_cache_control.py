@@ -12,7 +12,15 @@ import pytest
 
 from core.cache_epoch import epoch_after
 from core.ids import Incarnation, WorkerId
-from core.messages import AnyMessage, CacheReport, CacheState, Heartbeat, TierUse
+from core.messages import (
+    AnyMessage,
+    CacheReport,
+    CacheState,
+    Heartbeat,
+    ResetCache,
+    TierUse,
+    WorkerLoad,
+)
 from router import cache_control
 from router.cache_control import CacheControl
 from tests.router.conftest import RunningRouter, StartRouter
@@ -122,7 +130,7 @@ async def test_a_late_answer_and_one_of_a_dead_life_are_dropped() -> None:
     def answer(number: int, life: str) -> CacheReport:
         return CacheReport(number, WorkerId("decode-0"), "decode", life, state_of("done"))  # type: ignore[arg-type]
 
-    assert not control.take(answer(question.number - 1, "life-2"))  # type: ignore[union-attr]
+    assert not control.take(answer(question.number + 1, "life-2"))  # type: ignore[union-attr]
     assert not control.take(answer(question.number, "life-1"))  # type: ignore[union-attr]
     assert control.take(answer(question.number, "life-2"))  # type: ignore[union-attr]
     (cache,) = await asking
@@ -158,6 +166,86 @@ async def test_a18_all_workers_begin_one_epoch_newer_than_any_they_know_of() -> 
     assert known < one < two
     for reset in resets:
         reset.cancel()
+
+
+def beat_of(worker_id: str, epoch: str) -> Heartbeat:
+    incarnation = Incarnation(worker_id)
+    return Heartbeat(
+        WorkerId(worker_id),
+        "decode",
+        incarnation,
+        "tcp://x",
+        "m",
+        1,
+        WorkerLoad(),
+        cache_epoch=epoch,
+    )
+
+
+@pytest.mark.parametrize("missed", ["none", "the newer", "both"])
+async def test_a18_two_routers_that_reset_at_once_leave_all_workers_in_one_epoch(
+    missed: str,
+) -> None:
+    """The newest wins at each worker; one that a router did not reach is told again."""
+    now = 0.0
+    epochs = {"decode-0": epoch_after("", by="old"), "decode-1": epoch_after("", by="old")}
+    told: list[tuple[str, str]] = []
+
+    def deliver(client: bytes, message: AnyMessage) -> None:
+        assert isinstance(message, ResetCache)
+        worker = client.decode()
+        told.append((worker, message.epoch))
+        epochs[worker] = max(epochs[worker], message.epoch)
+
+    routers = {
+        name: CacheControl(deliver, incarnation=Incarnation(name), clock=lambda: now)
+        for name in ("aaa", "bbb")
+    }
+
+    def report(unheard: dict[str, set[str]]) -> None:
+        for name, router in routers.items():
+            for worker, epoch in list(epochs.items()):
+                if name not in unheard.get(worker, set()):
+                    router.heard(worker.encode(), beat_of(worker, epoch))
+
+    # When one of the workers is not known to one router, or to both, at the time of the resets
+    unheard = {
+        "decode-1": {"none": set[str](), "the newer": {"bbb"}, "both": {"aaa", "bbb"}}[missed]
+    }
+    report(unheard)
+    resets = [asyncio.create_task(router.reset()) for router in routers.values()]
+    await asyncio.sleep(0)
+    for _ in range(3):
+        report(unheard)
+        now += 1.0
+
+    # Then, when it is, all are soon in the epoch of the greater router, and nobody is told any more
+    for _ in range(8):
+        report({})
+        now += 1.0
+    assert set(epochs.values()) == {epoch_after(epoch_after("", by="old"), by="bbb")}
+    num_told = len(told)
+    assert num_told <= {"none": 4, "the newer": 5, "both": 4}[missed]
+    for _ in range(20):
+        report({})
+        now += 1.0
+    assert len(told) == num_told
+    for reset in resets:
+        reset.cancel()
+
+
+async def test_a_worker_without_tiers_is_never_told_again() -> None:
+    """It names no epoch, and would lose a warm cache each time."""
+    now = 0.0
+    told: list[AnyMessage] = []
+    control = CacheControl(
+        lambda _, message: told.append(message), incarnation=Incarnation("a"), clock=lambda: now
+    )
+    for _ in range(20):
+        control.heard(b"0", beat_of("decode-0", epoch_after("", by="old")))
+        control.heard(b"1", beat_of("decode-1", ""))
+        now += 1.0
+    assert told == []
 
 
 @pytest.mark.parametrize(
