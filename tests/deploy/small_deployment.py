@@ -6,6 +6,7 @@ so that a test can follow and disturb it from outside.
 
 import asyncio
 import json
+import os
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,7 +19,9 @@ from core.errors import ConfigError  # noqa: E402
 from core.ids import Incarnation  # noqa: E402
 from deploy.ray_environment import prepare_ray_environment  # noqa: E402
 
-CONFIG = DeployConfig(stop_timeout_s=7.0)
+CONFIG = DeployConfig(
+    stop_timeout_s=7.0, progress_timeout_s=float(os.environ.get("PROGRESS_TIMEOUT_S", "60"))
+)
 prepare_ray_environment(CONFIG)
 
 from core.channel import Party  # noqa: E402

@@ -232,6 +232,17 @@ def test_a_process_that_lives_but_makes_no_progress_is_ended(state: State) -> No
     assert Kill("decode-0", "no progress for 31 s") in world.act()
 
 
+def test_mutation_without_the_look_at_progress_a_frozen_process_keeps_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Reconciler, "_check_progress", lambda *_: None)
+    with pytest.raises(AssertionError):
+        test_a_process_that_lives_but_makes_no_progress_is_ended("ready")
+    world = started(decode=1)
+    world.put("decode-0", "ready", silence_s=10**6)
+    assert world.act(10**6) == []
+
+
 def test_a_kill_without_effect_is_told_again() -> None:
     world = started(decode=1)
     frozen = replace(world.seen["decode-0"], silence_s=31.0)

@@ -1,7 +1,7 @@
 """What supervises may die: the services go on, and are still looked after; and end with the driver.
 
 The failures guarded against: a controller whose death takes traffic along, and one that starts its
-services a second time when it is back.
+services a second time when it is back; and a frozen process that keeps its place for ever.
 """
 
 import os
@@ -45,11 +45,12 @@ def wait_for(
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Iterator[psutil.Process]:
+def program(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[psutil.Process]:
     """Run a deployment of idle services in a private session, and stop it."""
+    environment = os.environ | getattr(request, "param", {})
     with (tmp_path / "out").open("w") as out:
         child = subprocess.Popen(
-            [sys.executable, str(PROGRAM), "obey", "obey"], stdout=out, cwd="/"
+            [sys.executable, str(PROGRAM), "obey", "obey"], stdout=out, cwd="/", env=environment
         )
     yield psutil.Process(child.pid)
     child.send_signal(signal.SIGINT)
@@ -72,3 +73,17 @@ def test_a_killed_controller_comes_back_and_its_services_never_notice(
     os.kill(lost.pid, signal.SIGKILL)
     wait_for(program, "ray::ServiceActor", {*services, lost}, 1)
     assert len(named(program, "ray::ServiceActor") - {lost}) == 2
+
+
+@pytest.mark.parametrize("program", [{"PROGRESS_TIMEOUT_S": "3"}], indirect=True)
+def test_a_process_that_is_stopped_is_ended_and_started_anew_and_it_alone(
+    program: psutil.Process,
+) -> None:
+    services = wait_for(program, "ray::ServiceActor", set(), 2)
+    frozen = min(services, key=lambda each: each.pid)
+    time.sleep(3.0)  # it has reported its health
+
+    os.kill(frozen.pid, signal.SIGSTOP)
+    wait_for(program, "ray::ServiceActor", services, 1)
+    frozen.wait(TIMEOUT_S)
+    assert named(program, "ray::ServiceActor") >= services - {frozen}
