@@ -9,24 +9,30 @@ from core.errors import ConfigError
 from deploy.default_model import DEFAULT_MODEL_NAME, ensure_default_model
 
 WEIGHTS_PATTERN = "*.safetensors"
+TEXT_PATTERNS = ("*.json", "*.jinja", "*.model", "*.txt")
+"""Of what says how text becomes tokens and back, and how large the model is."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A validated folder: config, tokenizer, safetensors."""
+    """A validated folder: config, tokenizer and, where they were asked for, safetensors."""
 
     path: Path
     served_name: str
     """Its name in the API, where the config sets none."""
 
 
-def resolve_model(model: str, revision: str | None = None) -> ModelFolder:
+def resolve_model(
+    model: str, revision: str | None = None, *, with_weights: bool = True
+) -> ModelFolder:
     """Return the local folder of ``model``, fetched first if it must be.
 
     Args:
         model: ``default``, a folder, or a hub id (``owner/name``).
         revision: Of a hub id: branch, tag or commit.
+        with_weights: False for whoever only needs config and tokenizer, as a router does; the
+            default model has its weights all the same, since it is made as a whole.
 
     Raises:
         ConfigError: the folder lacks a file, or the model cannot be fetched.
@@ -38,8 +44,10 @@ def resolve_model(model: str, revision: str | None = None) -> ModelFolder:
         raise ConfigError(f"model {model!r}: give a folder, a hub id (owner/name) or 'default'")
     path = Path(model).expanduser()
     if path.exists() or _looks_like_a_path(model):
-        return ModelFolder(_checked(path.absolute(), model), path.absolute().name)
-    return ModelFolder(_checked(_fetch_from_hub(model, revision), model), model.rsplit("/", 1)[-1])
+        path, name = path.absolute(), path.absolute().name
+    else:
+        path, name = _fetch_from_hub(model, revision, with_weights=with_weights), model
+    return ModelFolder(_checked(path, model, with_weights=with_weights), name.rsplit("/", 1)[-1])
 
 
 def cache_folder() -> Path:
@@ -54,8 +62,8 @@ def _looks_like_a_path(model: str) -> bool:
     return model.startswith((".", "/", "~")) or model.count("/") > 1
 
 
-def _checked(path: Path, model: str) -> Path:
-    """Return ``path`` if it holds what the engine and the router load."""
+def _checked(path: Path, model: str, *, with_weights: bool) -> Path:
+    """Return ``path`` if it holds what the engine, or the router alone, loads."""
     if not path.is_dir():
         fault = "is not a folder" if path.exists() else "does not exist"
         raise ConfigError(
@@ -66,7 +74,7 @@ def _checked(path: Path, model: str) -> Path:
         for name, present in {
             "config.json": (path / "config.json").is_file(),
             "a tokenizer (tokenizer.json)": any((path / n).is_file() for n in TOKENIZER_FILES),
-            f"weights ({WEIGHTS_PATTERN})": any(path.glob(WEIGHTS_PATTERN)),
+            f"weights ({WEIGHTS_PATTERN})": not with_weights or any(path.glob(WEIGHTS_PATTERN)),
         }.items()
         if not present
     ]
@@ -79,7 +87,7 @@ def _checked(path: Path, model: str) -> Path:
     return path
 
 
-def _fetch_from_hub(model: str, revision: str | None) -> Path:
+def _fetch_from_hub(model: str, revision: str | None, *, with_weights: bool) -> Path:
     # Imported here: it takes a second, and a folder or the default model needs no hub.
     from huggingface_hub import snapshot_download  # noqa: PLC0415
 
@@ -88,7 +96,7 @@ def _fetch_from_hub(model: str, revision: str | None) -> Path:
         folder = snapshot_download(
             model,
             revision=revision,
-            allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"],
+            allow_patterns=[*TEXT_PATTERNS, *([WEIGHTS_PATTERN] if with_weights else [])],
         )
     except Exception as error:
         reason = " ".join(str(error).split())[:120]

@@ -47,7 +47,7 @@ def context_of(config: SluiceConfig) -> RouterContext:
             "router.control_port: 0 is a port that no worker could find; give the one in "
             "router.control_address"
         )
-    model = resolve_model(config.model.model, config.model.revision)
+    model = resolve_model(config.model.model, config.model.revision, with_weights=False)
     return RouterContext(
         config=config,
         model_path=model.path,

@@ -7,15 +7,20 @@ over a folder that could have been checked at once.
 import json
 import subprocess
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 
 import huggingface_hub
 import pytest
 
+from core.config import SluiceConfig
 from core.errors import ConfigError
+from core.key_files import write_keys
 from deploy import default_model
 from deploy.default_model import DEFAULT_MODEL_NAME, ensure_default_model
 from deploy.model_source import cache_folder, resolve_model
+from deploy.router_command import context_of
+from tests.router.model_folder import make_model_folder
 
 
 @pytest.fixture
@@ -43,6 +48,46 @@ def test_a_folder_that_lacks_a_file_is_refused_by_its_name(
         resolve_model(str(model_folder))
     assert missing.partition(".")[0].removesuffix("model") in str(failure.value)
     assert str(model_folder) in str(failure.value)
+
+
+def test_a_router_needs_no_weights_but_config_and_tokenizer(model_folder: Path) -> None:
+    (model_folder / "model.safetensors").unlink()
+    assert resolve_model(str(model_folder), with_weights=False).path == model_folder
+    (model_folder / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match="lacks a tokenizer"):
+        resolve_model(str(model_folder), with_weights=False)
+
+
+@pytest.mark.parametrize("with_weights", [True, False])
+def test_only_who_needs_weights_fetches_them(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch, *, with_weights: bool
+) -> None:
+    asked: list[str] = []
+
+    def hub(model: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        assert (model, revision) == ("some-owner/some-model", "main")
+        names = ("config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors")
+        asked.extend(n for n in names if any(fnmatch(n, pattern) for pattern in allow_patterns))
+        return str(model_folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
+    model = resolve_model("some-owner/some-model", "main", with_weights=with_weights)
+    assert (model.path, model.served_name) == (model_folder, "some-model")
+    assert ("model.safetensors" in asked) == with_weights
+    assert {"config.json", "tokenizer.json", "chat_template.jinja"} <= set(asked)
+
+
+def test_a_router_of_its_own_starts_from_a_folder_without_weights(tmp_path: Path) -> None:
+    (tmp_path / "text-only").mkdir()
+    model = make_model_folder(tmp_path / "text-only")
+    write_keys(tmp_path / "keys")
+    content = {
+        "model": {"model": str(model)},
+        "router": {"control_port": 7000},
+        "security": {"keys_dir": str(tmp_path / "keys")},
+    }
+    context = context_of(SluiceConfig.parse(content, source="test"))
+    assert (context.model_path, context.served_name) == (model, "text-only")
 
 
 @pytest.mark.parametrize(
