@@ -38,7 +38,7 @@ async def test_disconnect_aborts_a_stream_and_a_whole_answer(router: RunningRout
         await router.http.post("/v1/completions", json=BODY, timeout=0.2)
     await worker.wait_for(lambda: len(worker.aborts) == 2)
     assert [abort.request_id for abort in worker.aborts] == [g.request_id for g in worker.generates]
-    assert await router.metric('sluice_cancellations_total{cause="client"}') == 2
+    assert await router.metric('sluice_cancellations_total{cause="client",') == 2
 
 
 @pytest.mark.parametrize("how", ["dies", "freezes", "restarts"])
