@@ -120,6 +120,16 @@ def _router(arguments: argparse.Namespace) -> int:
     return run_router_command(config)
 
 
+def _workers(arguments: argparse.Namespace) -> int:
+    config = _settings(arguments)
+    prepare_ray_environment(config.deploy, bare_output=config.log_format == "json")
+    from deploy.workers_command import run_workers_command  # noqa: PLC0415 - as for serve
+
+    return run_workers_command(
+        config, lambda: _settings(arguments), arguments.config, watch=arguments.watch
+    )
+
+
 def _status(arguments: argparse.Namespace) -> int:
     return run_status(arguments.url)
 
@@ -187,6 +197,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_settings(_add(commands, "serve", _serve, "Start router and workers; Ctrl-C stops them."))
     _add_settings(_add(commands, "demo", _demo, "Start, answer five prompts, show how, stop."))
     _add_settings(_add(commands, "router", _router, "Serve the API for workers elsewhere; no Ray."))
+    workers = _add(commands, "workers", _workers, "Run workers for routers that run elsewhere.")
+    _add_settings(workers)
+    workers.add_argument(
+        "--watch",
+        action="store_true",
+        help="follow the config file: scale to its numbers of workers, and replace the workers "
+        "one by one after any other change",
+    )
     _add_supervision(commands)
     _add_url(_add(commands, "status", _status, "Show a running deployment's workers and load."))
     _add_top(_add(commands, "top", _top, "Watch workers, KV blocks and latencies in a terminal."))

@@ -5,11 +5,14 @@ was started, from Ray's internal key-value store, finds the services by name, an
 """
 
 import logging
+import os
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import ray
@@ -45,6 +48,12 @@ log = logging.getLogger(__name__)
 
 NAME = "controller"
 TICK_S = 1.0
+MAX_EVENTS = 1000
+"""That are kept for the drivers; one that asks too late misses the oldest."""
+MAX_STARTS = 6
+STARTS_WINDOW_S = 60.0
+"""More than ``MAX_STARTS`` starts in such a time, and the controller stays down."""
+EXIT_CRASHED = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +86,37 @@ def clear(namespace: str) -> None:
     _internal_kv_del(b"wanted", namespace=namespace.encode())
 
 
+def is_stored(namespace: str) -> bool:
+    """Return whether a deployment was started in ``namespace`` and not stopped."""
+    return _internal_kv_get(b"wanted", namespace=namespace.encode()) is not None
+
+
 def recall(namespace: str) -> Wanted:
     """Return what was stored last."""
     content = _internal_kv_get(b"wanted", namespace=namespace.encode())
     assert content is not None, "stored before a controller is started"
     return cloudpickle.loads(content)
+
+
+def forgive(namespace: str) -> None:
+    """Forget how often the controller started lately."""
+    _internal_kv_del(b"starts", namespace=namespace.encode())
+
+
+def _count_start(namespace: str) -> None:
+    """Remember one more start; Ray itself would start what crashes at once for ever.
+
+    Raises:
+        RuntimeError: there were too many of late. Raised in the constructor, it is what Ray takes
+            for an end for good.
+    """
+    now = time.time()
+    content = _internal_kv_get(b"starts", namespace=namespace.encode())
+    before: list[float] = [] if content is None else cloudpickle.loads(content)
+    starts = [*(start for start in before if now - start < STARTS_WINDOW_S), now]
+    if len(starts) > MAX_STARTS:
+        raise RuntimeError(f"it crashed {MAX_STARTS} times in {now - starts[0]:.0f} s; see its log")
+    _internal_kv_put(b"starts", cloudpickle.dumps(starts), namespace=namespace.encode())
 
 
 def limits_of(deploy: DeployConfig) -> Limits:
@@ -112,6 +147,7 @@ class Controller:
 
     def __init__(self, namespace: str, sentinel: ActorHandle[Any] | None = None) -> None:
         die_with_parent()
+        _count_start(namespace)
         wanted = recall(namespace)
         plan = wanted.plan
         set_up_logging(plan.log_level, worker=NAME, role="deploy", log_format=plan.log_format)
@@ -124,7 +160,9 @@ class Controller:
         self._fleet.adopt(wanted.revisions)
         self._reconciler = Reconciler(limits_of(wanted.plan.deploy))
         self._observed: dict[str, Observed] = {}
-        self._events: list[Event] = []
+        self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self._num_events = 0
+        """That ever were."""
         if sentinel is not None:
             outlive_not(sentinel, self._end)
         threading.Thread(target=self._run, name=NAME, daemon=True).start()
@@ -132,15 +170,18 @@ class Controller:
     def __repr__(self) -> str:
         return NAME
 
-    def events(self, life: int, start: int, wait_s: float) -> tuple[int, list[Event]]:
-        """Return which life of the controller this is, and its events from number ``start`` on.
+    def events(self, life: int, start: int, wait_s: float) -> tuple[int, int, list[Event]]:
+        """Return which life of the controller this is, where to go on, and events from ``start``.
 
-        Waits ``wait_s`` for the first. Of another ``life``, all of this one's are returned.
+        Waits ``wait_s`` for the first. Of another ``life``, all of this one's are returned, the
+        latest ``MAX_EVENTS`` at most.
         """
         first = start if life == self._life else 0
         with self._changed:
-            self._changed.wait_for(lambda: len(self._events) > first, wait_s)
-            return self._life, self._events[first:]
+            self._changed.wait_for(lambda: self._num_events > first, wait_s)
+            num_new = min(self._num_events - first, len(self._events))
+            events = list(islice(self._events, len(self._events) - num_new, None))
+            return self._life, self._num_events, events
 
     def services(self) -> list[Row]:
         """Return all services as last seen."""
@@ -183,15 +224,28 @@ class Controller:
             None, or why it cannot be.
         """
         with self._changed:
-            try:
-                plan = self._plan.updated(config)
-            except ConfigError as error:
-                return str(error)
+            replicas = {role: target.replicas for role, target in self._desired.targets.items()}
+            return self._rebase(config, replicas)
+
+    def apply(self, config: SluiceConfig) -> str | None:
+        """As ``update``, and want as many workers as ``config`` says. Without a change, no more.
+
+        Returns:
+            None, or why it cannot be.
+        """
+        with self._changed:
+            replicas = {role: target.replicas for role, target in self._desired.targets.items()}
+            replicas |= {"prefill": config.deploy.prefill, "decode": config.deploy.decode}
+            return self._rebase(config, replicas)
+
+    def _rebase(self, config: SluiceConfig, replicas: Mapping[Party, int]) -> str | None:
+        try:
+            plan = self._plan.updated(config)
+        except ConfigError as error:
+            return str(error)
+        targets = {role: Target(n, plan.revision(role)) for role, n in replicas.items()}
+        if (plan, targets) != (self._plan, self._desired.targets):
             self._plan = plan
-            targets = {
-                role: Target(target.replicas, plan.revision(role))
-                for role, target in self._desired.targets.items()
-            }
             self._want(targets, dict(self._desired.leaving))
         return None
 
@@ -206,6 +260,14 @@ class Controller:
         store(self._namespace, Wanted(self._plan, self._desired, self._stored_revisions))
 
     def _run(self) -> None:
+        try:
+            self._keep()
+        except BaseException:
+            log.exception("event=crashed service=%s", NAME)
+            logging.shutdown()
+            os._exit(EXIT_CRASHED)  # a thread's end would leave an actor that only seems to be one
+
+    def _keep(self) -> None:
         while True:
             observed = self._fleet.observe(TICK_S)
             with self._changed:
@@ -234,7 +296,8 @@ class Controller:
                     log.error("event=refused service=%s reason=%s", name, error)
                 case _:
                     pass
-        self._events += self._fleet.events
+        self._events.extend(self._fleet.events)
+        self._num_events += len(self._fleet.events)
         self._fleet.events.clear()
         self._changed.notify_all()
 

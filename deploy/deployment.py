@@ -89,9 +89,10 @@ class Deployment:
                     raise StoppedEarly("stopped while starting")
                 if time.monotonic() > deadline:
                     missing = ", ".join(sorted(self._expected() - shown)) or "a first generation"
+                    reason = self._supervisor.waits() or f"missing: {missing}"
                     raise SluiceError(
                         f"not ready after {self._config.deploy.start_timeout_s:.0f} s "
-                        f"(deploy.start_timeout_s); missing: {missing}"
+                        f"(deploy.start_timeout_s); {reason}"
                     )
 
     def _expected(self) -> set[WorkerId]:
@@ -121,11 +122,12 @@ def running(config: SluiceConfig, console: Console) -> Generator[Deployment]:
         ConfigError: one line for the operator; nothing is left running.
         SluiceError: the deployment did not become ready.
     """
-    if config.deploy.lifetime == "detached" and cluster_address(config.deploy) is None:
+    if config.router.control_address is not None:
         raise ConfigError(
-            "deploy.lifetime=detached: a Ray session of its own ends with this process; give "
-            "deploy.ray_address, or lifetime: job"
+            "router.control_address: this command starts a router of its own; leave it out, or "
+            "use sluice workers"
         )
+    refuse_detached_in_private(config)
     config = _with_port(config)
     model = resolve_model(config.model.model, config.model.revision)
     events = EventQueue()
@@ -136,7 +138,9 @@ def running(config: SluiceConfig, console: Console) -> Generator[Deployment]:
         console.print(f"joining Ray at {address} ..." if address else "starting Ray ...")
         with ray_session(config.deploy) as session:
             signals.install()
-            supervisor = Supervisor(_plan(config, model, session), events, private=session.private)
+            supervisor = Supervisor(
+                plan_of(config, model, session), events, private=session.private
+            )
             deployment: Deployment | None = None
             try:
                 _announce(config, model, console)
@@ -145,7 +149,7 @@ def running(config: SluiceConfig, console: Console) -> Generator[Deployment]:
                 deployment.wait_until_ready(console)
                 supervisor.is_ready = True
                 console.print(f"ready in {time.monotonic() - started_s:.1f} s", highlight=False)
-                with _findable(config.deploy.name, session):
+                with findable(config.deploy.name, session):
                     yield deployment
             finally:
                 if deployment is not None and deployment.is_left:
@@ -156,8 +160,21 @@ def running(config: SluiceConfig, console: Console) -> Generator[Deployment]:
                     console.print("stopped")
 
 
+def refuse_detached_in_private(config: SluiceConfig) -> None:
+    """Refuse a deployment that is to outlive the session that it would run in.
+
+    Raises:
+        ConfigError: as said.
+    """
+    if config.deploy.lifetime == "detached" and cluster_address(config.deploy) is None:
+        raise ConfigError(
+            "deploy.lifetime=detached: a Ray session of its own ends with this process; give "
+            "deploy.ray_address, or lifetime: job"
+        )
+
+
 @contextmanager
-def _findable(name: str, session: RaySession) -> Generator[None]:
+def findable(name: str, session: RaySession) -> Generator[None]:
     """Let commands of this user find a private session; a cluster's address they are given."""
     if not session.private:
         yield
@@ -200,15 +217,23 @@ def _url(router: RouterConfig) -> str:
     return f"http://[{host}]:{router.port}" if ":" in host else f"http://{host}:{router.port}"
 
 
-def _plan(config: SluiceConfig, model: ModelFolder, session: RaySession) -> DeploymentPlan:
+def plan_of(
+    config: SluiceConfig, model: ModelFolder, session: RaySession, *, own_router: bool = True
+) -> DeploymentPlan:
+    """Return how the services of ``config`` are started in ``session``."""
     host = session.driver_host
+    address = config.router.control_address
+    if own_router or address is None:
+        port = claim_port(host, config.router.control_port, field="router.control_port")
+        address = f"tcp://{host}:{port}"
     return DeploymentPlan(
         config=config,
         model_path=model.path,
         served_name=config.model.served_name or model.served_name,
         keys=DeploymentKeys.generate(),
         host=host,
-        control_port=claim_port(host, config.router.control_port, field="router.control_port"),
+        router_address=address,
+        own_router=own_router,
         private=session.private,
         num_gpus=session.num_gpus,
         environment=_environment(session),

@@ -33,7 +33,10 @@ class DeploymentPlan:
     keys: DeploymentKeys
     host: str
     """Of the driver and the router."""
-    control_port: int
+    router_address: str
+    """``tcp://HOST:PORT`` where workers report."""
+    own_router: bool
+    """False: routers run by themselves."""
     private: bool
     num_gpus: float
     environment: Mapping[str, str]
@@ -55,7 +58,11 @@ class DeploymentPlan:
 
     def replicas(self) -> Mapping[Party, int]:
         """Return how many of each role there are at the start."""
-        return {"router": 1, "prefill": self.deploy.prefill, "decode": self.deploy.decode}
+        workers: dict[Party, int] = {
+            "prefill": self.deploy.prefill,
+            "decode": self.deploy.decode,
+        }
+        return {"router": 1, **workers} if self.own_router else workers
 
     def revision(self, role: Party) -> str:
         """Return a short name of what ``role`` runs by: of equal settings, an equal one."""
@@ -76,7 +83,7 @@ class DeploymentPlan:
             served_name=self.served_name,
             keys=self.keys.of("router"),
             host=self.host,
-            control_port=self.control_port,
+            control_port=int(self.router_address.rpartition(":")[2]),
         )
         bundle = router_bundle(private=self.private, driver_host=self.host)
         return Launch(RouterService(context), bundle, self.environment)
@@ -93,7 +100,7 @@ class DeploymentPlan:
             config=own,
             model_path=self.model_path,
             served_name=self.served_name,
-            router_address=f"tcp://{self.host}:{self.control_port}",
+            router_address=self.router_address,
             keys=self.keys.of(role),
             host=self.host,
             revision=self.revision(role),
@@ -112,7 +119,7 @@ class DeploymentPlan:
             ConfigError: it changes what holds for the deployment's life; names the section.
         """
         for section in LASTING:
-            if _lasting(config, section) != _lasting(self.config, section):
+            if self._lasting(config, section) != self._lasting(self.config, section):
                 raise ConfigError(
                     f"{section}: cannot change while the deployment runs; start it anew, "
                     "or update with the section as it was"
@@ -129,11 +136,12 @@ class DeploymentPlan:
         )
         return replace(self, config=config.model_copy(update={"deploy": deploy}))
 
-
-def _lasting(config: SluiceConfig, section: str) -> dict[str, object]:
-    """Return the fields of ``section`` less what the command line settles at the start."""
-    content = getattr(config, section).model_dump()
-    settled = {"router": ("port", "control_port"), "deploy": ("prefill", "decode")}
-    for name in settled.get(section, ()):
-        del content[name]
-    return content
+    def _lasting(self, config: SluiceConfig, section: str) -> dict[str, object]:
+        """Return the fields of ``section`` less what is settled at the start or elsewhere."""
+        if section == "router" and not self.own_router:
+            return {"control_address": config.router.control_address}
+        content = getattr(config, section).model_dump()
+        settled = {"router": ("port", "control_port"), "deploy": ("prefill", "decode")}
+        for name in settled.get(section, ()):
+            del content[name]
+        return content

@@ -8,16 +8,19 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from core.config import SluiceConfig
 from core.errors import ConfigError, SluiceError
 from deploy import controller
 from deploy.bounded import run_bounded
 from deploy.controller import RemoteController, Row, first_wanted
 from deploy.events import Event, EventQueue, GaveUp, ServiceEnded
+from deploy.fleet import role_of
 from deploy.launch import Plan
 from deploy.sentinel import RemoteSentinel
+from deploy.shortage import shortage
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +54,19 @@ class Supervisor:
         self.is_ready = False
         """A config that a service refuses ends a deployment that has never been ready."""
 
+    def resume(self) -> bool:
+        """Take over a detached deployment of this name, and return whether there is one.
+
+        One whose controller is gone for good gets a new one.
+        """
+        self._controller = find_controller(self._namespace)
+        if self._controller is None and controller.is_stored(self._namespace):
+            controller.forgive(self._namespace)
+            self._start_controller()
+        elif self._controller is not None:
+            self._hear()
+        return self._controller is not None
+
     def start(self) -> None:
         """Start the controller, which starts all else; returns before anything is ready.
 
@@ -63,35 +79,43 @@ class Supervisor:
                 ray.get_runtime_context().get_node_id(), soft=False
             )
             self._sentinel = RemoteSentinel.options(scheduling_strategy=here).remote()
-        options: dict[str, Any] = {
-            "name": controller.NAME,
-            "namespace": self._namespace,
-            "runtime_env": {"env_vars": dict(self._plan.environment)},
-        }
         if find_controller(self._namespace) is not None:
             raise ConfigError(
                 f"deploy.name={self._plan.deploy.name!r}: a deployment of this name runs on this "
                 "cluster; stop it with sluice down, or give another name"
             )
         controller.store(self._namespace, first_wanted(self._plan))
-        self._controller = RemoteController.options(**options, lifetime="detached").remote(
-            self._namespace, self._sentinel
-        )
+        controller.forgive(self._namespace)
+        self._start_controller()
+
+    def _start_controller(self) -> None:
+        self._controller = RemoteController.options(
+            name=controller.NAME,
+            namespace=self._namespace,
+            runtime_env={"env_vars": dict(self._plan.environment)},
+            lifetime="detached",
+        ).remote(self._namespace, self._sentinel)
+        self._hear()
+
+    def _hear(self) -> None:
         threading.Thread(target=self._listen, name="controller-events", daemon=True).start()
 
     def _listen(self) -> None:
         life, start = 0, 0
         while not self._stopping.is_set():
             try:
-                new_life, events = ray.get(
+                life, start, events = ray.get(
                     self._controller.events.remote(life, start, EVENTS_WAIT_S)
                 )
-            except RayError as error:
+            except ActorUnavailableError as error:
                 log.debug("event=controller_away reason=%s", error)
                 self._stopping.wait(1.0)
                 continue
-            start = len(events) + (start if new_life == life else 0)
-            life = new_life
+            except RayError as error:
+                # Ray starts it anew after any death but one in its constructor.
+                if not self._stopping.is_set():
+                    self._events.put(GaveUp(controller.NAME, last_line(error)))
+                return
             for event in events:
                 self._events.put(event)
 
@@ -113,12 +137,45 @@ class Supervisor:
         match event:
             case ServiceEnded(name, str(error)) if name == "router" or not self.is_ready:
                 raise ConfigError(f"{name}: {error}")
-            case GaveUp("router", reason):
-                raise SluiceError(f"router stays down: {reason}")
+            case GaveUp("router" | controller.NAME as name, reason):
+                raise SluiceError(f"{name} stays down: {reason}")
             case GaveUp(name, reason) if not self.is_ready:
                 raise SluiceError(f"{name} stays down: {reason}")
             case _:
                 pass
+
+    def apply(self, config: SluiceConfig) -> str | None:
+        """Have the deployment run by ``config``, its numbers of workers too.
+
+        Returns:
+            None, or why it cannot be.
+
+        Raises:
+            SluiceError: the controller does not answer.
+        """
+        try:
+            return ray.get(self._controller.apply.remote(config), timeout=CALL_TIMEOUT_S)
+        except RayError as error:
+            raise SluiceError("the controller does not answer") from error
+
+    def services(self) -> list[Row]:
+        """Return all services as the controller last saw them; none while it does not answer."""
+        try:
+            return ray.get(self._controller.services.remote(), timeout=CALL_TIMEOUT_S)
+        except RayError:
+            return []
+
+    def waits(self) -> str | None:
+        """Return in one line what the services that Ray has not placed ask for; None: all are."""
+        asked = {
+            row.name: self._plan.launch(role_of(row.name), row.name).bundle.resources
+            for row in self.services()
+            if row.state == "pending"
+        }
+        asked = {name: room for name, room in asked.items() if any(room.values())}
+        if self._private or not asked:
+            return None
+        return shortage(asked, ray.cluster_resources(), ray.available_resources())
 
     def leave(self) -> None:
         """Listen no more; all goes on."""
@@ -134,6 +191,12 @@ class Supervisor:
             log.warning("Ray does not answer; what it has started is killed with it")
         if self._sentinel is not None:
             ray.kill(self._sentinel)
+
+
+def last_line(error: RayError) -> str:
+    """Return the gist of an error of Ray's that holds a stack."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:200] if lines else type(error).__name__
 
 
 def find_controller(namespace: str) -> ActorHandle[Any] | None:
