@@ -1,0 +1,213 @@
+"""A real Ray cluster of several nodes on this machine, each on a loopback address of its own.
+
+So every node has its own ports and its own ``node:ADDRESS`` resource, as on machines of their own,
+and workers on different ones talk by different addresses.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from deploy.ports import claim_port
+from deploy.processes import kill_processes, with_descendants
+
+ROOT = Path(__file__).parents[2]
+LOOPBACK = "127.0.0.1"
+HEAD = "127.0.0.2"
+OURS = ("ray::ServiceActor", "ray::Controller", "ray::Sentinel")
+"""What Ray calls the processes of a deployment."""
+TIMEOUT_S = 90.0
+FAST_HEALTH_CHECKS = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+}
+
+
+def wait_until(holds: Callable[[], object], what: str, *, timeout_s: float = TIMEOUT_S) -> None:
+    """Return when ``holds``; fail after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, f"after {timeout_s:.0f} s, not yet: {what}"
+        time.sleep(0.2)
+
+
+class RayCluster:
+    """Use as ``with RayCluster.open() as cluster``; nothing of it survives the block."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self._port = claim_port(HEAD, 0, field="test")
+        self.dashboard = f"http://{LOOPBACK}:{claim_port(LOOPBACK, 0, field='test')}"
+        self.environment = {
+            **os.environ,
+            **FAST_HEALTH_CHECKS,
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        }
+        self.environment.pop("RAY_ADDRESS", None)
+
+    @classmethod
+    @contextmanager
+    def open(cls, cpus: Mapping[str, int]) -> Iterator["RayCluster"]:
+        """Start a head without CPUs, and at each address of ``cpus`` a node that has so many."""
+        # Ray's socket paths below it must be short.
+        with tempfile.TemporaryDirectory(
+            prefix="slc-", dir="/tmp", ignore_cleanup_errors=True
+        ) as folder:
+            cluster = cls(Path(folder))
+            try:
+                cluster._start_head()
+                for address, number in cpus.items():
+                    cluster.add(address, number)
+                yield cluster
+            finally:
+                for address in list(cluster._nodes):
+                    cluster.lose(address)
+
+    @property
+    def address(self) -> str:
+        """By which drivers and nodes join."""
+        return f"{HEAD}:{self._port}"
+
+    def _start_head(self) -> None:
+        host, port = self.dashboard.removeprefix("http://").split(":")
+        self._start(
+            HEAD,
+            *("--head", f"--port={self._port}", f"--temp-dir={self._folder / 'r'}"),
+            *(f"--dashboard-host={host}", f"--dashboard-port={port}", "--num-cpus=0"),
+            f"--ray-client-server-port={claim_port(HEAD, 0, field='test')}",
+        )
+        wait_until(lambda: self.num_nodes() == 1, "the head alive")
+
+    def add(self, address: str, num_cpus: int) -> None:
+        """Start a node. Returns when it has joined: two that start at once wait for each other."""
+        number = self.num_nodes()
+        self._start(address, f"--address={self.address}", f"--num-cpus={num_cpus}")
+        wait_until(lambda: self.num_nodes() == number + 1, f"node {address} alive")
+
+    def _start(self, address: str, *arguments: str) -> None:
+        agent_port = claim_port(LOOPBACK, 0, field="test")
+        with (self._folder / f"{address}.log").open("w") as log:
+            self._nodes[address] = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
+                    *(f"--node-ip-address={address}", "--object-store-memory=80000000"),
+                    *(f"--dashboard-agent-listen-port={agent_port}", *arguments),
+                ],
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+            )
+
+    def processes_on(self, address: str) -> list[psutil.Process]:
+        """Return all processes of one node; none after its raylet was killed."""
+        node = self._nodes[address]
+        return [] if node.poll() is not None else with_descendants([psutil.Process(node.pid)])
+
+    def ours(self) -> dict[psutil.Process, str]:
+        """Return the processes of deployments on all nodes, with Ray's names of them."""
+        found: dict[psutil.Process, str] = {}
+        for address in self._nodes:
+            for process in self.processes_on(address):
+                with suppress(psutil.NoSuchProcess, IndexError):
+                    title = process.cmdline()[0]
+                    if title.startswith(OURS) or "serve" in process.cmdline():
+                        found[process] = title
+        return found
+
+    def lose(self, address: str) -> None:
+        """End a node as a power cut does."""
+        node = self._nodes.pop(address)
+        if node.poll() is None:
+            kill_processes(with_descendants([psutil.Process(node.pid)]))
+        node.wait()
+
+    def kill_raylet(self, address: str) -> None:
+        """Kill the one process by which Ray runs a node; what it runs there is to end with it."""
+        (raylet,) = (p for p in self.processes_on(address) if p.name() == "raylet")
+        kill_processes([raylet])
+
+    def num_nodes(self) -> int:
+        """Return how many are alive; 0 while the head does not answer."""
+        nodes = self._list("nodes")
+        return sum(node["state"] == "ALIVE" for node in nodes)
+
+    def living_actors(self) -> list[str]:
+        """Return the classes of all actors of deployments that are not dead."""
+        return [
+            actor["class_name"]
+            for actor in self._list("actors")
+            if actor["state"] != "DEAD" and f"ray::{actor['class_name']}" in OURS
+        ]
+
+    def placement_groups(self) -> list[str]:
+        """Return the ids of all that are there."""
+        groups = self._list("placement_groups")
+        return [group["placement_group_id"] for group in groups if group["state"] != "REMOVED"]
+
+    def _list(self, kind: str) -> list[dict[str, Any]]:
+        import httpx  # noqa: PLC0415 - of the tests alone
+
+        try:
+            answer = httpx.get(f"{self.dashboard}/api/v0/{kind}", timeout=20).json()
+        except (httpx.HTTPError, ValueError):
+            return []
+        return answer["data"]["result"]["result"] if answer["result"] else []
+
+    def run(self, *arguments: str, cwd: Path = ROOT) -> str:
+        """Return what a command beside the cluster prints; fail if it fails."""
+        done = subprocess.run(
+            [sys.executable, "-m", *arguments],
+            env=self.environment,
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def submit(self, name: str, *entrypoint: str) -> None:
+        """Run ``ray job submit --working-dir . -- ENTRYPOINT`` in the project's folder."""
+        options = ("--no-wait", f"--submission-id={name}", "--working-dir", ".")
+        self._job("submit", *options, "--", *entrypoint)
+
+    def stop(self, name: str) -> None:
+        """Run ``ray job stop``, which waits until the job has ended."""
+        self._job("stop", name)
+
+    def job_logs(self, name: str) -> str:
+        """Return what the job's driver has printed so far."""
+        return self._job("logs", name)
+
+    def _job(self, command: str, *arguments: str) -> str:
+        at = f"--address={self.dashboard}"
+        return self.run("ray.scripts.scripts", "job", command, at, *arguments)
+
+    def uploads(self) -> list[int]:
+        """Return the sizes of the working folders that jobs have brought."""
+        return [
+            sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+            for folder in self._folder.glob("r/session_2*/runtime_resources/working_dir_files/*")
+            if folder.is_dir()
+        ]
+
+
+def kill(process: psutil.Process) -> None:
+    """SIGKILL."""
+    os.kill(process.pid, signal.SIGKILL)

@@ -1,0 +1,296 @@
+"""A deployment on a real Ray cluster of three nodes, submitted as a job, changed while it serves.
+
+The failures guarded against: a request that is lost because a worker comes, goes, moves or is
+replaced; a controller or a node whose loss is not made up for; blocks that nobody gives back; and
+a job that leaves actors, processes, ports or shared memory on a cluster that others use.
+"""
+
+import os
+import re
+import signal
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+import yaml
+
+from deploy.api_client import ApiClient, UnreachableError, WorkerStatus
+from deploy.ports import claim_port
+from tests.deploy.load import Load
+from tests.deploy.ray_cluster import HEAD, LOOPBACK, RayCluster, kill, wait_until
+from tests.integration.models import VOCAB_SIZE, tiny_model
+from tests.integration.requests import generate_reference, prompt_of
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.ucx,
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+]
+
+NODES = ("127.0.0.3", "127.0.0.4")
+CPUS_OF_A_NODE = 6
+NUM_TOKENS = 96
+PROMPT_LENGTHS = (20, 90, 150, 210)
+MAX_UPLOAD_NBYTES = 16 * 1024 * 1024
+Answers = tuple[list[list[int]], list[list[int]]]
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model("llama", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def answers(model_path: Path) -> Answers:
+    """Return prompts and what a model alone answers them."""
+    prompts = [prompt_of(length, VOCAB_SIZE, seed=3) for length in PROMPT_LENGTHS]
+    return prompts, generate_reference(model_path, prompts, num_tokens=NUM_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    with RayCluster.open(dict.fromkeys(NODES, CPUS_OF_A_NODE)) as cluster:
+        yield cluster
+
+
+class Job:
+    """One deployment as a job."""
+
+    def __init__(self, cluster: RayCluster, name: str, folder: Path, model_path: Path) -> None:
+        self.cluster, self.name = cluster, name
+        self.file = folder / f"{name}.yaml"
+        self.port = claim_port(LOOPBACK, 0, field="test")
+        self.control_port = claim_port(HEAD, 0, field="test")
+        self._sections: dict[str, dict[str, Any]] = {
+            "model": {
+                "model": str(model_path),
+                "served_name": "model",
+                "dtype": "float32",
+                "device": "cpu",
+            },
+            "engine": {"num_threads": 1},
+            "cache": {"num_blocks": 256},
+            "router": {
+                "port": self.port,
+                "control_port": self.control_port,
+                "local_prefill_max_tokens": 32,
+            },
+            "deploy": {"name": name, "prefill": 1, "decode": 2, "placement": "spread"},
+        }
+        self.write()
+        self.client = ApiClient(f"http://{LOOPBACK}:{self.port}")
+
+    def write(self, **cache: int) -> Path:
+        """Write the config file, with other fields of ``cache``."""
+        self._sections["cache"] |= cache
+        self.file.write_text(yaml.safe_dump(self._sections))
+        return self.file
+
+    def submit(self) -> None:
+        """Submit it and wait until it serves."""
+        command = ("python", "-m", "deploy.main", "serve")
+        self.cluster.submit(self.name, *command, "--config", str(self.file))
+        self.wait_for(prefill=1, decode=2)
+
+    def ready(self) -> list[WorkerStatus]:
+        """Return the workers that serve."""
+        try:
+            workers = self.client.workers()
+        except UnreachableError:
+            return []
+        return [worker for worker in workers if worker.state == "ready"]
+
+    def counts(self) -> dict[str, int]:
+        """Return how many of each role serve."""
+        roles = [worker.role for worker in self.ready()]
+        return {"prefill": roles.count("prefill"), "decode": roles.count("decode")}
+
+    def wait_for(self, **counts: int) -> None:
+        """Return when so many of each role serve, and no other."""
+
+        def is_so() -> bool:
+            try:
+                return self.counts() == counts and self.client.is_ready()
+            except UnreachableError:
+                return False
+
+        try:
+            wait_until(is_so, f"{counts} ready")
+        except AssertionError as error:
+            logs = self.cluster.job_logs(self.name)
+            raise AssertionError(f"{error}; there are {self.counts()}; {logs}") from None
+
+    def ask(self, command: str, *arguments: str) -> None:
+        """Run ``sluice COMMAND`` for it."""
+        at = (f"--name={self.name}", f"--address={self.cluster.address}")
+        self.cluster.run("deploy.main", command, *arguments, *at)
+
+    def wait_for_free_blocks(self) -> None:
+        """Return when every block of every worker is free or cached."""
+
+        def held() -> dict[str, dict[str, int]]:
+            return {
+                worker.worker_id: blocks
+                for worker in self.ready()
+                if sum((blocks := blocks_of(worker)).values()) != blocks["free"] + blocks["cached"]
+            }
+
+        wait_until(lambda: not held(), "all blocks free or cached", timeout_s=45)
+
+
+def host_of(worker: WorkerStatus) -> str:
+    """Return the address of a worker's node."""
+    return str(urlsplit(worker.metrics_address).hostname)
+
+
+def blocks_of(worker: WorkerStatus) -> dict[str, int]:
+    """Return a worker's blocks by state, as Prometheus would see them."""
+    with urllib.request.urlopen(worker.metrics_address, timeout=5) as response:  # noqa: S310
+        text = response.read().decode()
+    pattern = r"^sluice_kv_blocks\{.*state=\"(\w+)\".*\} (\S+)$"
+    return {state: int(float(n)) for state, n in re.findall(pattern, text, re.MULTILINE)}
+
+
+@pytest.fixture(scope="module")
+def job(
+    cluster: RayCluster, model_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Job]:
+    """Return a deployment of one prefill and two decode workers that serves."""
+    job = Job(cluster, "changing", tmp_path_factory.mktemp("job"), model_path)
+    job.submit()
+    yield job
+    cluster.stop(job.name)
+
+
+@pytest.fixture
+def at_rest(job: Job) -> Iterator[Job]:
+    """Have the deployment as it was submitted, and see that it holds no block afterwards."""
+    if job.counts() != {"prefill": 1, "decode": 2}:
+        job.ask("scale", "prefill=1", "decode=2")
+    job.wait_for(prefill=1, decode=2)
+    yield job
+    job.wait_for_free_blocks()
+
+
+def test_a_submitted_job_uploads_little_and_uses_several_nodes(
+    cluster: RayCluster, at_rest: Job, answers: Answers
+) -> None:
+    with Load(at_rest.client.url, *answers) as load:
+        load.wait_for_more()
+    assert {host_of(worker) for worker in at_rest.ready()} == set(NODES)
+    assert all(0 < size < MAX_UPLOAD_NBYTES for size in cluster.uploads())
+    assert cluster.uploads() != []
+
+
+def test_workers_come_and_go_under_load(at_rest: Job, answers: Answers) -> None:
+    with Load(at_rest.client.url, *answers) as load:
+        at_rest.ask("scale", "prefill=2", "decode=3")
+        at_rest.wait_for(prefill=2, decode=3)
+        load.wait_for_more(8)
+        at_rest.ask("scale", "prefill=1", "decode=1")
+        at_rest.wait_for(prefill=1, decode=1)
+        load.wait_for_more(8)
+
+
+def test_a_killed_controller_goes_on_with_what_was_wanted(
+    cluster: RayCluster, at_rest: Job, answers: Answers
+) -> None:
+    lives = {worker.incarnation for worker in at_rest.ready()}
+    with Load(at_rest.client.url, *answers) as load:
+        (controller,) = (p for p, title in cluster.ours().items() if "Controller" in title)
+        kill(controller)
+
+        def is_back() -> bool:
+            found = [p for p, title in cluster.ours().items() if "Controller" in title]
+            return found not in ([], [controller])
+
+        wait_until(is_back, "another controller")
+        load.wait_for_more(8)
+        assert {worker.incarnation for worker in at_rest.ready()} == lives
+        at_rest.ask("scale", "decode=3")
+        at_rest.wait_for(prefill=1, decode=3)
+
+
+def test_an_update_replaces_every_worker_and_no_request_is_lost(
+    at_rest: Job, answers: Answers
+) -> None:
+    old = {worker.incarnation for worker in at_rest.ready()}
+    with Load(at_rest.client.url, *answers) as load:
+        at_rest.ask("update", f"--config={at_rest.write(num_blocks=320)}")
+        wait_until(
+            lambda: not old & {worker.incarnation for worker in at_rest.ready()},
+            "no worker of the old revision",
+        )
+        at_rest.wait_for(prefill=1, decode=2)
+        load.wait_for_more(8)
+    assert {sum(blocks_of(worker).values()) for worker in at_rest.ready()} == {320}
+
+
+def test_a_lost_node_is_made_up_for_on_the_other_one(
+    cluster: RayCluster, at_rest: Job, answers: Answers
+) -> None:
+    """Lost is the one that has fewer workers, without warning: only its raylet is killed."""
+    workers = at_rest.ready()
+    victim = min(NODES, key=lambda node: sum(host_of(w) == node for w in workers))
+    lost = {worker.incarnation for worker in workers if host_of(worker) == victim}
+    assert lost
+    on_it = cluster.processes_on(victim)
+    with Load(at_rest.client.url, *answers) as load:
+        cluster.kill_raylet(victim)
+        assert psutil.wait_procs(on_it, timeout=30)[1] == []
+        wait_until(lambda: cluster.num_nodes() == len(NODES), "Ray misses the node")
+        wait_until(
+            lambda: not lost & {worker.incarnation for worker in at_rest.ready()},
+            "the router misses the lost workers",
+        )
+        at_rest.wait_for(prefill=1, decode=2)
+        load.wait_for_more(8)
+    cluster.lose(victim)
+    cluster.add(victim, CPUS_OF_A_NODE)
+
+
+def shared_memory_of(processes: list[psutil.Process]) -> set[Path]:
+    """Return the segments in ``/dev/shm`` that ``processes`` have mapped, less Ray's own."""
+    segments: set[Path] = set()
+    for process in processes:
+        maps = Path(f"/proc/{process.pid}/maps").read_text()
+        mapped = re.findall(r"/dev/shm/\S+", maps)  # noqa: S108 - looked for, not written to
+        segments |= {Path(path) for path in mapped if "plasma" not in path}
+    return segments
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_nothing_of_a_job_is_left(
+    how: str, cluster: RayCluster, model_path: Path, answers: Answers, tmp_path: Path
+) -> None:
+    before = set(cluster.ours())
+    actors_before = sorted(cluster.living_actors())
+    job = Job(cluster, f"ending-by-{how}", tmp_path, model_path)
+    job.submit()
+    with Load(job.client.url, *answers) as load:
+        load.wait_for_more()
+    mine = {p: title for p, title in cluster.ours().items() if p not in before}
+    actors = [p for p, title in mine.items() if title.startswith("ray::")]
+    segments = shared_memory_of(actors)
+    assert sum("Service" in title for title in mine.values()) == 4
+
+    if how == "kill":
+        drivers = [p for p, title in mine.items() if not title.startswith("ray::")]
+        assert drivers
+        for driver in drivers:
+            os.kill(driver.pid, signal.SIGKILL)
+    else:
+        cluster.stop(job.name)
+
+    _, alive = psutil.wait_procs(list(mine), timeout=45)
+    assert {p: mine[p] for p in alive} == {}
+    wait_until(lambda: sorted(cluster.living_actors()) == actors_before, "its actors dead")
+    assert cluster.placement_groups() == []
+    assert {segment for segment in segments if segment.exists()} == set()
+    assert claim_port(LOOPBACK, job.port, field="test") == job.port
+    assert claim_port(HEAD, job.control_port, field="test") == job.control_port
