@@ -30,11 +30,13 @@ PACKAGES = (
     "blockmgr",
     "transfer",
     "engine",
+    "ranks",
     "prefill",
     "decode",
     "router",
     "deploy",
 )
+"""That a worker's or a router's process imports."""
 LOOPBACK = "127.0.0.1"
 SHUTDOWN_TIMEOUT_S = 3.0
 OBJECT_STORE_NBYTES = 80 * 1024 * 1024
