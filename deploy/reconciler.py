@@ -55,7 +55,8 @@ class Desired:
     targets: Mapping[Party, Target]
     leaving: Mapping[str, Party] = field(default_factory=dict[str, Party])
     """Services that end to make room for one of another role, by name. The number of that role
-    counts the new one already; it starts when the old one is gone."""
+    counts the new one already; it starts when the old one is gone. The last decode worker that
+    serves goes when another one does."""
     generation: int = 0
     """Of the operator's changes: each gives a new chance to what has been given up."""
 
@@ -169,7 +170,7 @@ class Reconciler:
         for name in list(self._members):
             self._follow_up(now, name, desired)
         for role, target in desired.targets.items():
-            self._shrink(now, role, self._present(role, target, desired))
+            self._shrink(now, role, self._present(role, target, desired), desired)
         for name, member in list(self._members.items()):
             if member.state in {"dead", "refused"} and not member.is_given_up:
                 self._revive(now, name, member, desired)
@@ -236,8 +237,21 @@ class Reconciler:
         member = self._members[name]
         if member.state == "ended" or (member.is_leaving and not member.is_up):
             self._forget(name)
-        elif name in desired.leaving:
+        elif name in desired.leaving and not self._is_last_to_serve(member, desired):
             self._send_away(now, name)
+
+    def _is_last_to_serve(self, member: _Member, desired: Desired) -> bool:
+        """Return whether nothing would be served without ``member`` until another is ready.
+
+        Without prefill workers all is served, only slower, so those go at once: two workers that
+        change their roles crosswise must not wait for each other.
+        """
+        if member.role != "decode" or member.state != "ready" or member.is_leaving:
+            return False
+        if desired.targets["decode"].replicas < 1:
+            return False
+        staying = self._staying("decode", desired).values()
+        return not any(other.state == "ready" for other in staying)
 
     def _revive(self, now: float, name: str, member: _Member, desired: Desired) -> None:
         target = desired.targets.get(member.role)
@@ -285,26 +299,26 @@ class Reconciler:
         )
         return Target(max(target.replicas - awaited, 0), target.revision)
 
-    def _shrink(self, now: float, role: Party, target: Target) -> None:
-        while (victim := self._victim(role, target)) is not None:
+    def _shrink(self, now: float, role: Party, target: Target, desired: Desired) -> None:
+        while (victim := self._victim(role, target, desired)) is not None:
             self._send_away(now, victim)
 
     def _grow(self, now: float, role: Party, target: Target, desired: Desired) -> None:
-        while self._may_start(role, target):
+        while self._may_start(role, target, desired):
             name = self._free_name(role, desired)
             self._members[name] = member = _Member(role, target.revision, "pending", now)
             self._start(now, name, member)
 
-    def _staying(self, role: Party) -> dict[str, _Member]:
+    def _staying(self, role: Party, desired: Desired) -> dict[str, _Member]:
         return {
             name: member
             for name, member in self._members.items()
-            if member.role == role and not member.is_leaving
+            if member.role == role and not member.is_leaving and name not in desired.leaving
         }
 
-    def _victim(self, role: Party, target: Target) -> str | None:
+    def _victim(self, role: Party, target: Target, desired: Desired) -> str | None:
         """Return whom of ``role`` to send away next; who is ready stays until enough others are."""
-        staying = self._staying(role)
+        staying = self._staying(role, desired)
         num_ready = sum(member.state == "ready" for member in staying.values())
         if len(staying) <= target.replicas:
             return None
@@ -320,8 +334,8 @@ class Reconciler:
     def _dispensability(self, name: str) -> tuple[bool, int]:
         return self._members[name].state != "ready", _index(name)
 
-    def _may_start(self, role: Party, target: Target) -> bool:
-        staying = self._staying(role)
+    def _may_start(self, role: Party, target: Target, desired: Desired) -> bool:
+        staying = self._staying(role, desired)
         if len(staying) < target.replicas:
             return True
         num_new = sum(member.revision == target.revision for member in staying.values())

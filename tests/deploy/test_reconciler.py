@@ -273,6 +273,40 @@ def test_a17_a_worker_changes_its_role_by_an_empty_pipeline() -> None:
     assert world.names(state="ready") == {"prefill-1", "decode-0", "decode-1"}
 
 
+def test_the_only_decode_worker_that_serves_changes_its_role_after_another_one_serves() -> None:
+    world = started(prefill=1, decode=1)
+    world.want(prefill=2, decode=1)
+    world.desired = replace(world.desired, leaving={"decode-0": "prefill"})
+    assert world.act() == [Start("decode-1", "decode", "a")]
+    assert world.act(1.0) == []
+    world.put("decode-1", "ready")
+    assert world.act() == [Drain("decode-0")]
+    world.settle()
+    assert world.names(state="ready") == {"prefill-0", "prefill-1", "decode-1"}
+
+
+def test_a_last_decode_worker_that_is_to_change_its_role_and_dies_is_replaced() -> None:
+    world = started(prefill=1, decode=1)
+    world.want(prefill=2, decode=1)
+    world.desired = replace(world.desired, leaving={"decode-0": "prefill"})
+    world.act()
+    world.put("decode-0", "dead")
+    world.settle()
+    assert world.names(state="ready") == {"prefill-0", "prefill-1", "decode-1"}
+
+
+def test_two_workers_that_change_their_roles_crosswise_do_not_wait_for_each_other() -> None:
+    world = started(prefill=1, decode=1)
+    world.desired = replace(world.desired, leaving={"decode-0": "prefill", "prefill-0": "decode"})
+    assert world.act() == [Drain("prefill-0")]
+    world.put("prefill-0", "ended")
+    assert Start("decode-1", "decode", "a") in world.act()
+    world.put("decode-1", "ready")
+    assert world.act() == [Drain("decode-0")]
+    world.settle()
+    assert world.names(state="ready") == {"prefill-0", "decode-1"}
+
+
 def test_a_reconciler_that_starts_anew_goes_on_and_starts_nothing_twice() -> None:
     world = started(prefill=1, decode=3)
     world.want(decode=2)
@@ -349,6 +383,10 @@ class Cluster(RuleBasedStateMachine):
             ]  # fmt: skip
             ready = ready_before[role]
             assert not drained or ready - len(drained) >= min(target.replicas, ready) - len(leaving)
+        targets = world.desired.targets
+        drains = [a for a in actions if isinstance(a, Drain) and roles[a.name] == "decode"]
+        if drains and targets["decode"].replicas:
+            assert ready_before["decode"] > len(drains), "nothing is served"
 
     def teardown(self) -> None:
         """Whatever has happened: in a kind world what is wanted is what there is, and stays."""
