@@ -11,7 +11,8 @@ from deploy.api_client import RouterStatus, WorkerStatus
 from deploy.top_samples import Samples, increase, quantile
 
 WINDOW_S: Final = 10.0
-"""Rates and latencies are of this time, or of all looks if they are younger."""
+"""Rates and latencies are of this time, of all looks if they are younger, or since the look before
+if that is older."""
 GENERATIONS: Final = ("/v1/completions", "/v1/chat/completions")
 
 
@@ -77,14 +78,14 @@ class TopFigures:
 
 
 class TopHistory:
-    """The looks of the last ``WINDOW_S``."""
+    """The looks of the last ``WINDOW_S``, and one at least."""
 
     def __init__(self) -> None:
         self._looks: deque[Look] = deque()
 
     def add(self, look: Look) -> TopFigures:
         """Return the figures of ``look`` against what was found before."""
-        while self._looks and look.at_s - self._looks[0].at_s > WINDOW_S:
+        while len(self._looks) > 1 and look.at_s - self._looks[0].at_s > WINDOW_S:
             self._looks.popleft()
         self._looks.append(look)
         first = self._looks[0]

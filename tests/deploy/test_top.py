@@ -87,6 +87,15 @@ def test_rates_are_of_the_window_alone() -> None:
     assert figures.failures_per_s == 1.0
 
 
+def test_looks_further_apart_than_the_window_are_compared_all_the_same() -> None:
+    history = TopHistory()
+    for at_s, num_tokens in ((0.0, 10_000), (30.0, 10_300), (60.0, 10_900)):
+        figures = history.add(look(at_s, {"decode-0": decode_metrics(num_tokens)}))
+
+    assert figures.window_s == 30.0 > WINDOW_S
+    assert figures.output_per_s == 20.0
+
+
 def test_the_first_look_has_no_rates() -> None:
     figures = TopHistory().add(look(5.0, {"decode-0": decode_metrics(900, read=1e9)}))
 
