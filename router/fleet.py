@@ -80,7 +80,7 @@ class Fleet:
         self._links: dict[WorkerId, DecodeLink] = {}
         self._lives: dict[WorkerId, Incarnation] = {}
         self._peers = Peers(prefill=())
-        self._refused: set[Incarnation] = set()
+        self._refused: dict[WorkerId, Incarnation] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._listener: FleetListener | None = None
@@ -186,7 +186,7 @@ class Fleet:
             if not worker.proven:
                 link.probe()
             return
-        if worker.incarnation in self._refused:
+        if self._refused.get(worker.worker_id) == worker.incarnation:
             return
         link = DecodeLink(
             worker.heartbeat,
@@ -210,7 +210,7 @@ class Fleet:
             while True:
                 self._handle(link, await link.receive())
         except HandshakeError as error:
-            self._refused.add(link.incarnation)
+            self._refused[link.worker_id] = link.incarnation
             reason = str(error)
         except TransferError as error:
             reason = str(error)
