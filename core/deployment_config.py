@@ -120,7 +120,8 @@ class DeployConfig(ConfigSection):
     decode_resources: Resources = Field(default_factory=Resources)
     """Ray resources that a decode worker takes beside its CPUs or GPUs."""
     start_timeout_s: Seconds = 300.0
-    """Until every worker is ready; else all is stopped again."""
+    """Until every worker is ready, else all is stopped again; later, until a worker whose process
+    is up is ready, else it is started anew."""
     stop_timeout_s: Seconds = 10.0
     """Until everything has stopped; what has not is killed."""
     drain_timeout_s: Seconds = 60.0

@@ -26,7 +26,7 @@ EXIT_CRASHED = 1
 
 
 class Service(Protocol):
-    """What an actor runs. Pickled once, so a restarted actor runs the same again."""
+    """What an actor runs. Pickled for every start."""
 
     @property
     def name(self) -> str:

@@ -21,7 +21,7 @@ class ServiceEnded:
 
 @dataclass(frozen=True, slots=True)
 class ProcessDied:
-    """The service's process is gone. Ray restarts it while it has restarts left."""
+    """The service's process is gone. The controller starts another, or tells ``GaveUp``."""
 
     name: str
     reason: str
@@ -37,7 +37,7 @@ class ProcessStarted:
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """Ray does not restart the service any more."""
+    """The service stays down until an operator changes something."""
 
     name: str
     reason: str

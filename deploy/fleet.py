@@ -40,7 +40,7 @@ class _Seat:
     answered_at: float = 0.0
     asked_at: float = 0.0
     is_introduced: bool = False
-    """Its process has been asked who it is."""
+    """Its process has said who it is."""
     health_call: ray.ObjectRef[Any] | None = None
     end_call: ray.ObjectRef[Any] | None = None
     identity_call: ray.ObjectRef[Any] | None = None
@@ -137,8 +137,7 @@ class Fleet:
         now = time.monotonic()
         if seat.end_call is None:
             seat.end_call = seat.actor.wait_end.remote(END_WAIT_S)
-        if not seat.is_introduced:
-            seat.is_introduced = True
+        if seat.identity_call is None and not seat.is_introduced:
             seat.identity_call = seat.actor.identity.remote()
         if seat.health_call is None and now - seat.asked_at >= POLL_S:
             seat.asked_at = now
@@ -170,7 +169,7 @@ class Fleet:
                 self.events.append(ProcessDied(name, first_line(error)))
 
     def _hear_identity(self, name: str, seat: _Seat, identity: ProcessIdentity) -> None:
-        seat.answered_at = time.monotonic()
+        seat.is_introduced, seat.answered_at = True, time.monotonic()
         self.events.append(ProcessStarted(name, identity))
         if seat.state == "pending":
             seat.state = "starting"
@@ -203,8 +202,6 @@ def role_of(name: str) -> Party:
 
 def first_line(error: RayError) -> str:
     """Return the gist of one of Ray's long messages."""
-    if isinstance(error, ActorUnavailableError):
-        return "its process is gone"
     for line in str(error).splitlines():
         if line.strip():
             return line.strip()[:200]

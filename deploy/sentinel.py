@@ -14,7 +14,6 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayError
 
-NAME = "sentinel"
 UNAVAILABLE_RETRY_S = 1.0
 
 

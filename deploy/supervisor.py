@@ -25,8 +25,9 @@ from deploy.shortage import shortage
 log = logging.getLogger(__name__)
 
 KILL_RESERVE_S = 5.0
-REMOVE_TIMEOUT_S = 2.0
 """Of the stop timeout: for killing what did not stop, and for ending Ray."""
+REMOVE_TIMEOUT_S = 2.0
+"""Beyond the rest of the stop timeout: for killing what is left by then."""
 EVENTS_WAIT_S = 5.0
 CALL_TIMEOUT_S = 5.0
 
