@@ -13,7 +13,10 @@ NO_COUNTS: Final[Mapping[float, float]] = {}
 
 
 class Samples:
-    """The samples of one scrape by name, as the exposition has it (``..._total``, ``..._sum``)."""
+    """The samples of one scrape by name, as the exposition has it (``..._total``, ``..._sum``).
+
+    What is no number, or infinite, counts nothing: it is left out.
+    """
 
     def __init__(self, text: str) -> None:
         """Parse an exposition.
@@ -25,7 +28,9 @@ class Samples:
         try:
             for family in text_string_to_metric_families(text):
                 for sample in family.samples:
-                    self._samples[sample.name].append((sample.labels, sample.value))
+                    float(sample.labels.get("le", 0))  # is read as a bound later
+                    if math.isfinite(sample.value):
+                        self._samples[sample.name].append((sample.labels, sample.value))
         except (ValueError, KeyError, IndexError) as error:
             raise SluiceError(f"no metrics in Prometheus' format: {error}") from error
 
