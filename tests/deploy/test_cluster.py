@@ -197,6 +197,14 @@ def test_workers_come_and_go_under_load(at_rest: Job, answers: Answers) -> None:
         load.wait_for_more(8)
 
 
+def test_a_worker_changes_its_role_under_load(at_rest: Job, answers: Answers) -> None:
+    name = max(worker.worker_id for worker in at_rest.ready() if worker.role == "decode")
+    with Load(at_rest.client.url, *answers) as load:
+        at_rest.ask("scale", f"--role={name}=prefill")
+        at_rest.wait_for(prefill=2, decode=1)
+        load.wait_for_more(8)
+
+
 def test_a_killed_controller_goes_on_with_what_was_wanted(
     cluster: RayCluster, at_rest: Job, answers: Answers
 ) -> None:
