@@ -1,0 +1,59 @@
+"""Each content of a followed file is handed on once, whatever becomes of it."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from core.config import SluiceConfig
+from core.errors import SluiceError
+from deploy.config_watch import ConfigWatch
+from deploy.settings import load_settings
+
+
+class Deployment:
+    """Takes configs as told."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+        self.answers: list[str | SluiceError | None] = []
+
+    def apply(self, config: SluiceConfig) -> str | None:
+        answer = self.answers.pop(0) if self.answers else None
+        if isinstance(answer, SluiceError):
+            raise answer
+        self.taken.append(config.deploy.decode)
+        return answer
+
+
+def test_changes_are_handed_on_once_and_those_not_taken_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    file = tmp_path / "config.yaml"
+    watch = ConfigWatch(file, lambda: load_settings(file, {}))
+    deployment = Deployment()
+
+    def look(content: str | None = None) -> list[str]:
+        caplog.clear()
+        if content is not None:
+            file.write_text(content)
+        watch.look(deployment.apply)
+        return [record.message.split()[0] for record in caplog.records]
+
+    assert look() == []  # away
+    assert look("deploy: {decode: 2}") == ["event=config_applied"]
+    assert look() == []
+    # A wrong one is told once, one that cannot be, too
+    assert look("deploy: {decode: many}") == ["event=config_ignored"]
+    assert look() == []
+    deployment.answers = ["security: cannot change"]
+    assert look("deploy: {decode: 3}") == ["event=config_ignored"]
+    assert look() == []
+    # One that nobody heard is tried again
+    deployment.answers = [SluiceError("no answer")]
+    assert look("deploy: {decode: 4}") == ["event=config_waits"]
+    assert look() == ["event=config_applied"]
+    file.unlink()
+    assert look() == []
+    assert deployment.taken == [2, 3, 4]
