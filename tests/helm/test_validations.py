@@ -39,6 +39,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"prefill": {"rdma": RDMA}},
         'prefill.rdma.memlock: say how memory may be locked, "root" or "node"',
     ),
+    (
+        {"config": {"router": {"drain_delay_s": 120}}},
+        "config.router.drain_delay_s=120: leaves no time",
+    ),
+    (
+        {
+            "prefill": {
+                "rdma": {**RDMA, "memlock": "root"},
+                "podSecurityContext": {"runAsUser": 1000},
+            }
+        },
+        "prefill.podSecurityContext.runAsUser=1000: rdma.memlock is",
+    ),
     ({"decode": {"hostNetwork": True}}, "set networkPolicy.enabled=false"),
     (
         {"decode": {"hostNetwork": True, "replicas": 2}, "networkPolicy": {"enabled": False}},

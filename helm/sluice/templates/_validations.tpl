@@ -49,6 +49,10 @@
 {{- if lt (float64 $values.router.terminationGracePeriodSeconds) $needed -}}
 {{- fail (printf "router.terminationGracePeriodSeconds=%d: a pod needs %.0f s to finish its requests (config.deploy.drain_timeout_s + router.preStopSleepSeconds + 10); raise it, or lower config.deploy.drain_timeout_s" (int $values.router.terminationGracePeriodSeconds) $needed) -}}
 {{- end -}}
+{{- $delay := default 0 (default dict $config.router).drain_delay_s -}}
+{{- if ge (float64 $delay) (float64 $drain) -}}
+{{- fail (printf "config.router.drain_delay_s=%v: leaves no time to finish requests in, and a router would refuse to start; give less than config.deploy.drain_timeout_s (%v)" $delay $drain) -}}
+{{- end -}}
 {{- $engine := default dict $config.engine -}}
 {{- range $role := list "prefill" "decode" -}}
 {{- $own := get $values $role -}}
@@ -66,6 +70,11 @@
 {{- end -}}
 {{- if and $own.rdma.enabled (not $own.rdma.memlock) -}}
 {{- fail (printf "%s.rdma.memlock: say how memory may be locked, \"root\" or \"node\": IPC_LOCK does nothing for a user who is not root, and UCX would fall back to TCP" $role) -}}
+{{- end -}}
+{{- range $field, $context := dict "podSecurityContext" $own.podSecurityContext "securityContext" $own.securityContext -}}
+{{- if and $own.rdma.enabled (eq $own.rdma.memlock "root") (ne (int (default 0 $context.runAsUser)) 0) -}}
+{{- fail (printf "%s.%s.runAsUser=%d: rdma.memlock is \"root\", and IPC_LOCK does nothing for another user; leave it out, or set memlock to \"node\"" $role $field (int $context.runAsUser)) -}}
+{{- end -}}
 {{- end -}}
 {{- if and $own.hostNetwork $values.networkPolicy.enabled -}}
 {{- fail (printf "%s.hostNetwork: NetworkPolicies do not cover pods on the host network, and whoever reaches a UCX port can write a worker's memory; keep strangers off the nodes' network and set networkPolicy.enabled=false" $role) -}}
