@@ -73,7 +73,7 @@ def run_update(name: str, address: str | None, config: SluiceConfig) -> int:
 
 
 def run_down(name: str, address: str | None, *, grace_s: float) -> int:
-    """Stop the deployment called ``name``.
+    """Stop the deployment called ``name``, though its controller be gone for good.
 
     Raises:
         ConfigError: there is none.
@@ -87,6 +87,10 @@ def run_down(name: str, address: str | None, *, grace_s: float) -> int:
 
 def _ask(name: str, address: str | None, call: Callable[[Any], Any]) -> int:
     with _joined(name, address) as (keeper, _):
+        if keeper is None:
+            raise SluiceError(
+                f"the controller of {name!r} stays down; see its log, or stop with down"
+            )
         import ray  # noqa: PLC0415 - reads the environment when it is imported
         from ray.exceptions import RayError  # noqa: PLC0415
 
@@ -101,7 +105,10 @@ def _ask(name: str, address: str | None, call: Callable[[Any], Any]) -> int:
 
 @contextmanager
 def _joined(name: str, address: str | None) -> Generator[tuple[Any, str]]:
-    """Connect to the cluster of the deployment called ``name`` and find its controller."""
+    """Connect to the cluster of the deployment called ``name`` and find its controller.
+
+    None in place of the controller: it is gone for good, and what it started is still there.
+    """
     session = None
     target = address or os.environ.get("RAY_ADDRESS")
     if not target and (session := find_session(name)) is not None:
@@ -114,6 +121,7 @@ def _joined(name: str, address: str | None) -> Generator[tuple[Any, str]]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray  # noqa: PLC0415 - reads the environment when it is imported
 
+    from deploy.controller import is_stored  # noqa: PLC0415
     from deploy.supervisor import find_controller, namespace_of  # noqa: PLC0415
 
     namespace = namespace_of(name)
@@ -132,7 +140,7 @@ def _joined(name: str, address: str | None) -> Generator[tuple[Any, str]]:
         ) from error
     try:
         keeper = find_controller(namespace)
-        if keeper is None:
+        if keeper is None and not is_stored(namespace):
             raise ConfigError(f"no deployment called {name!r} runs there; give --name")
         yield keeper, namespace
     finally:
