@@ -29,6 +29,7 @@ KILL_RESERVE_S = 5.0
 REMOVE_TIMEOUT_S = 2.0
 """Beyond the rest of the stop timeout: for killing what is left by then."""
 EVENTS_WAIT_S = 5.0
+STOP_LOOK_S = 0.2
 CALL_TIMEOUT_S = 5.0
 
 
@@ -52,6 +53,7 @@ class Supervisor:
         self._controller: Any = None
         self._sentinel: ActorHandle[Any] | None = None
         self._stopping = threading.Event()
+        self._listener: threading.Thread | None = None
         self.is_ready = False
         """A config that a service refuses ends a deployment that has never been ready."""
 
@@ -99,15 +101,20 @@ class Supervisor:
         self._hear()
 
     def _hear(self) -> None:
-        threading.Thread(target=self._listen, name="controller-events", daemon=True).start()
+        self._listener = threading.Thread(
+            target=self._listen, name="controller-events", daemon=True
+        )
+        self._listener.start()
 
     def _listen(self) -> None:
         life, start = 0, 0
         while not self._stopping.is_set():
             try:
-                life, start, events = ray.get(
-                    self._controller.events.remote(life, start, EVENTS_WAIT_S)
-                )
+                call = self._controller.events.remote(life, start, EVENTS_WAIT_S)
+                while not ray.wait([call], timeout=STOP_LOOK_S)[0]:
+                    if self._stopping.is_set():
+                        return
+                life, start, events = ray.get(call)
             except ActorUnavailableError as error:
                 log.debug("event=controller_away reason=%s", error)
                 self._stopping.wait(1.0)
@@ -181,6 +188,9 @@ class Supervisor:
     def leave(self) -> None:
         """Listen no more; all goes on."""
         self._stopping.set()
+        if self._listener is not None:
+            # A call into Ray while it is shut down would end this process by a signal.
+            self._listener.join(CALL_TIMEOUT_S)
 
     def stop(self) -> None:
         """Stop all services, the unwilling ones by SIGKILL. Never raises for a dead actor."""

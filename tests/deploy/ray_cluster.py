@@ -4,6 +4,7 @@ So every node has its own ports and its own ``node:ADDRESS`` resource, as on mac
 and workers on different ones talk by different addresses.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -92,10 +93,11 @@ class RayCluster:
         )
         wait_until(lambda: self.num_nodes() == 1, "the head alive")
 
-    def add(self, address: str, num_cpus: int) -> None:
+    def add(self, address: str, num_cpus: int, **resources: float) -> None:
         """Start a node. Returns when it has joined: two that start at once wait for each other."""
         number = self.num_nodes()
-        self._start(address, f"--address={self.address}", f"--num-cpus={num_cpus}")
+        room = (f"--num-cpus={num_cpus}", f"--resources={json.dumps(resources)}")
+        self._start(address, f"--address={self.address}", *room)
         wait_until(lambda: self.num_nodes() == number + 1, f"node {address} alive")
 
     def _start(self, address: str, *arguments: str) -> None:
@@ -179,7 +181,8 @@ class RayCluster:
             timeout=TIMEOUT_S,
             check=False,
         )
-        assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
+        said = f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == 0, said
         return done.stdout
 
     def submit(self, name: str, *entrypoint: str) -> None:

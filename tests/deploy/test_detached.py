@@ -1,0 +1,90 @@
+"""A deployment that outlives the command that started it, on a real Ray cluster with few places.
+
+The failures guarded against: a detached deployment that ends with its driver or that ``sluice
+down`` does not end, a worker beside the resources that it was to take, and a wait for room that
+does not say for what.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from deploy.api_client import ApiClient, UnreachableError
+from deploy.ports import claim_port
+from tests.deploy.ray_cluster import LOOPBACK, ROOT, RayCluster, wait_until
+from tests.integration.models import tiny_model
+
+PLAIN, SPECIAL = "127.0.0.5", "127.0.0.6"
+
+pytestmark = [pytest.mark.ray, pytest.mark.ucx, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def cluster() -> Iterator[RayCluster]:
+    with RayCluster.open({PLAIN: 3}) as cluster:
+        cluster.add(SPECIAL, 3, place=1)
+        yield cluster
+
+
+def settings(cluster: RayCluster, model: Path, **deploy: object) -> dict[str, dict[str, object]]:
+    return {
+        "model": {"model": str(model), "served_name": "model", "device": "cpu"},
+        "engine": {"num_threads": 1},
+        "cache": {"num_blocks": 256},
+        "router": {"port": claim_port(LOOPBACK, 0, field="test")},
+        "deploy": {"ray_address": cluster.address, **deploy},
+    }
+
+
+def test_a_detached_deployment_stays_until_down_and_a_full_cluster_says_what_it_lacks(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    model = tiny_model("llama", tmp_path / "model")
+    file = tmp_path / "config.yaml"
+    config = settings(
+        cluster, model, name="stays", lifetime="detached", decode_resources={"place": 1}
+    )
+    file.write_text(yaml.safe_dump(config))
+
+    # When the command has ended, then what it started serves, on the node with the place
+    cluster.run("deploy.main", "serve", "--config", str(file))
+    client = ApiClient(f"http://{LOOPBACK}:{config['router']['port']}")
+    hosts = {w.worker_id: urlsplit(w.metrics_address).hostname for w in client.workers()}
+    assert hosts.keys() == {"prefill-0", "decode-0"}
+    assert hosts["decode-0"] == SPECIAL
+    assert client.is_ready()
+
+    # When another one wants that place, then it is told what is asked for and what there is,
+    # and nothing of it stays
+    other = settings(
+        cluster, model, name="waits", decode_resources={"place": 1}, start_timeout_s=15
+    )
+    file.write_text(yaml.safe_dump(other))
+    failed = subprocess.run(
+        [sys.executable, "-m", "deploy.main", "serve", "--config", str(file)],
+        env=cluster.environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert failed.returncode == 1, failed.stderr
+    said = "no room for decode-0 (CPU 1, place 1): the Ray cluster has CPU"
+    assert said in " ".join(failed.stderr.split())
+    assert "place 0 of 1 free" in failed.stderr
+    assert client.is_ready()
+
+    # When it is told to go, then nothing is left, and a second time there is nothing to end
+    down = ("deploy.main", "down", "--name=stays", f"--address={cluster.address}")
+    cluster.run(*down)
+    wait_until(lambda: not cluster.living_actors(), "no actor alive")
+    with pytest.raises(UnreachableError):
+        client.workers()
+    with pytest.raises(AssertionError, match="no deployment called 'stays' runs there"):
+        cluster.run(*down)
