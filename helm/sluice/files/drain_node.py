@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import ray
 from ray.exceptions import RayError
@@ -35,17 +36,21 @@ def leave_cluster(seconds: int) -> None:
 
 def workers_here() -> list[object]:
     """Return the service actors whose process is in this pod."""
-    here = []
+    asked = {}
     for named in ray.util.list_named_actors(all_namespaces=True):
-        try:
+        with suppress(ValueError):  # gone meanwhile
             actor = ray.get_actor(named["name"], namespace=named["namespace"])
-            if not hasattr(actor, "identity"):
-                continue
-            identity = ray.get(actor.identity.remote(), timeout=CALL_TIMEOUT_S)
-        except (RayError, ValueError):
-            continue
-        if identity.host == socket.gethostname():
-            here.append(actor)
+            if hasattr(actor, "identity"):
+                asked[actor.identity.remote()] = actor
+    if not asked:
+        return []
+    # All at once: those that Ray has not placed yet do not answer.
+    answers, _ = ray.wait(list(asked), num_returns=len(asked), timeout=CALL_TIMEOUT_S)
+    here = []
+    for answer in answers:
+        with suppress(RayError):
+            if ray.get(answer, timeout=CALL_TIMEOUT_S).host == socket.gethostname():
+                here.append(asked[answer])
     return here
 
 
