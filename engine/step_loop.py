@@ -33,6 +33,7 @@ class StepLoop:
         complete: Callable[[StepBatch, StepOutput], None],
         fail: Callable[[StepSeq], None],
         layers: Callable[[StepBatch, int], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the engine's thread.
 
@@ -44,16 +45,19 @@ class StepLoop:
             fail: Told of each step that has failed.
             layers: Told of each mark of a step that is in flight, when that layer and all before
                 it are complete; None: nobody sets marks.
+            clock: Monotonic seconds.
         """
         self._depth = depth
         self._schedule = schedule
         self._complete = complete
         self._fail = fail
         self._layers = layers
+        self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._executor = StepExecutor(runner, self._report, self._report_layers)
         self._in_flight: dict[StepSeq, _InFlight] = {}
         self._num_completed = 0
+        self._last_completed_at = clock()
         self._broken: asyncio.Future[None] = self._loop.create_future()
         self._wake_is_due = False
 
@@ -69,12 +73,12 @@ class StepLoop:
         return self._num_completed
 
     def oldest_submitted_at(self) -> float | None:
-        """Return when the oldest step in flight was submitted (``time.monotonic``); None: none is.
+        """Return since when the oldest step in flight could run; None: none is in flight.
 
-        Any thread may ask.
+        One that was submitted behind another could not before that one's end. Any thread may ask.
         """
         in_flight = list(self._in_flight.values())  # at once: the loop goes on meanwhile
-        return in_flight[0].submitted_at if in_flight else None
+        return max(in_flight[0].submitted_at, self._last_completed_at) if in_flight else None
 
     async def run(self) -> None:
         """Serve until cancelled.
@@ -95,7 +99,7 @@ class StepLoop:
             batch = self._schedule()
             if batch is None:
                 return
-            self._in_flight[batch.step] = _InFlight(batch, time.monotonic())
+            self._in_flight[batch.step] = _InFlight(batch, self._clock())
             self._executor.submit(batch)
 
     def _report(self, step: StepSeq, result: StepOutput | StepFailedError) -> None:
@@ -120,5 +124,6 @@ class StepLoop:
                 self._broken.set_exception(result)
             return
         self._num_completed += 1
+        self._last_completed_at = self._clock()
         self._complete(batch, result)
         self._fill()
