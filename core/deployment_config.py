@@ -58,6 +58,8 @@ class RouterConfig(ConfigSection):
     """Of one sequence, the first included, when workers or the network fail."""
     request_timeout_s: Seconds = 600.0
     """Of a whole request."""
+    write_timeout_s: Seconds = 30.0
+    """A client that takes nothing of its answer for this long counts as gone."""
     worker_silence_s: Seconds = 4.0
     """A worker silent for longer gets no requests, and its requests are retried."""
     admission_wait_s: Seconds = 5.0
@@ -136,5 +138,6 @@ class DeployConfig(ConfigSection):
     """Longest wait before a restart; the first is at once, and each further one waits longer."""
     healthy_after_s: Seconds = 120.0
     """A worker that has run for so long has recovered: its next restart is a first one."""
-    max_surge: PositiveInt = 1
-    """Workers of a role beyond its number while an update replaces them one by one."""
+    max_surge: NonNegativeInt = 1
+    """Workers of a role beyond its number while an update replaces them one by one. 0: each old one
+    is drained before its successor starts, for clusters that have no room beyond the number."""

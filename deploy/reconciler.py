@@ -321,7 +321,7 @@ class Reconciler:
         staying = self._staying(role, desired)
         num_ready = sum(member.state == "ready" for member in staying.values())
         if len(staying) <= target.replicas:
-            return None
+            return self._next_to_replace(role, target, staying)
         has_old = any(member.revision != target.revision for member in staying.values())
         candidates = [
             name
@@ -331,17 +331,33 @@ class Reconciler:
         ]
         return max(candidates, key=self._dispensability, default=None)
 
+    def _next_to_replace(
+        self, role: Party, target: Target, staying: Mapping[str, _Member]
+    ) -> str | None:
+        """Return whom an update sends away next where there is no room for a successor beside it.
+
+        One at a time, and only while all others serve: a revision that does not get ready stops
+        the update at its first worker.
+        """
+        num_all = sum(member.role == role for member in self._members.values())
+        is_complete = len(staying) == num_all == target.replicas
+        all_serve = all(member.state == "ready" for member in staying.values())
+        if self._limits.max_surge or not is_complete or not all_serve:
+            return None
+        old = [name for name, member in staying.items() if member.revision != target.revision]
+        return max(old, key=_index, default=None)
+
     def _dispensability(self, name: str) -> tuple[bool, int]:
         return self._members[name].state != "ready", _index(name)
 
     def _may_start(self, role: Party, target: Target, desired: Desired) -> bool:
         staying = self._staying(role, desired)
+        num_all = sum(member.role == role for member in self._members.values())
         if len(staying) < target.replicas:
-            return True
+            return self._limits.max_surge > 0 or num_all < target.replicas
         num_new = sum(member.revision == target.revision for member in staying.values())
         if num_new == len(staying) or num_new >= target.replicas:
             return False
-        num_all = sum(member.role == role for member in self._members.values())
         return num_all < target.replicas + self._limits.max_surge
 
     def _free_name(self, role: Party, desired: Desired) -> str:

@@ -108,8 +108,8 @@ class World:
         }
 
 
-def started(**replicas: int) -> World:
-    world = World(**replicas)
+def started(limits: Limits = LIMITS, **replicas: int) -> World:
+    world = World(limits, **replicas)
     world.settle(2)
     return world
 
@@ -158,6 +158,32 @@ def test_an_update_starts_one_new_at_a_time_and_drains_an_old_one_when_it_serves
     world.settle()
     assert world.names(state="ready", revision="b") == world.names()
     assert len(world.names()) == 2
+
+
+def test_without_room_for_a_surge_an_update_drains_one_before_its_successor_starts() -> None:
+    world = started(replace(LIMITS, max_surge=0), decode=2)
+    world.want(revision="b")
+    assert world.act() == [Drain("decode-1")]
+    assert world.act(1.0) == [], "there is room when the drained one is gone"
+    world.put("decode-1", "ended")
+    assert world.act() == [Forget("decode-1"), Start("decode-1", "decode", "b")]
+    assert world.act(1.0) == [], "one at a time"
+    world.put("decode-1", "ready")
+    assert world.act() == [Drain("decode-0")]
+    world.settle()
+    assert world.names(state="ready", revision="b") == world.names() == {"decode-0", "decode-1"}
+
+
+def test_without_room_for_a_surge_a_revision_that_crashes_costs_one_worker_alone() -> None:
+    world = started(replace(LIMITS, max_surge=0), decode=3)
+    world.want(revision="broken")
+    for _ in range(40):
+        world.act(10.0)
+        for name in world.names(state="draining"):
+            world.put(name, "ended")
+        for name in world.names(state="pending"):
+            world.put(name, "dead")
+    assert world.names(state="ready", revision="a") == {"decode-0", "decode-1"}
 
 
 def test_an_update_whose_workers_crash_leaves_the_old_ones_serving() -> None:
@@ -319,9 +345,11 @@ def test_a_reconciler_that_starts_anew_goes_on_and_starts_nothing_twice() -> Non
 class Cluster(RuleBasedStateMachine):
     """Any order of operators, crashes, freezes and controller restarts."""
 
+    max_surge = 1
+
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(replace(LIMITS, max_surge=1), prefill=1, decode=2)
+        self.world = World(replace(LIMITS, max_surge=self.max_surge), prefill=1, decode=2)
 
     @rule(prefill=st.integers(0, 3), decode=st.integers(1, 4))
     def scale(self, prefill: int, decode: int) -> None:
@@ -375,6 +403,8 @@ class Cluster(RuleBasedStateMachine):
         }
         leaving = set(world.desired.leaving)
         actions = world.act(seconds)
+        if not self.max_surge:
+            return  # an update may take the only one
         roles = {name: seen.role for name, seen in world.seen.items()}
         for role, target in world.desired.targets.items():
             drained = [
@@ -403,3 +433,13 @@ class Cluster(RuleBasedStateMachine):
 
 Cluster.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestCluster = Cluster.TestCase
+
+
+class FullCluster(Cluster):
+    """There is no room for one more."""
+
+    max_surge = 0
+
+
+FullCluster.TestCase.settings = Cluster.TestCase.settings
+TestFullCluster = FullCluster.TestCase
