@@ -81,6 +81,7 @@ async def run_router(context: RouterContext, lifecycle: Lifecycle) -> None:
     keys_file = config.security.api_keys_file
     api_keys = None if keys_file is None else ApiKeys(keys_file)
     with _bound_socket(config.router.host, config.router.port) as http_socket:
+        _bound_unread(http_socket, timeout_s=2 * config.router.write_timeout_s)
         metrics = RouterMetrics(
             LatencyGoals(ttft_s=config.router.slo_ttft_s, itl_s=config.router.slo_itl_s)
         )
@@ -157,6 +158,16 @@ def _uvicorn_config(app: object) -> uvicorn.Config:
         backlog=BACKLOG,
         timeout_graceful_shutdown=GRACE_S,
     )
+
+
+def _bound_unread(listening: socket.socket, *, timeout_s: float) -> None:
+    """End connections whose client takes nothing for ``timeout_s``, where the system can (Linux).
+
+    Closing one of them waits until what is written was taken; by then its request is aborted.
+    """
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        timeout_ms = min(int(timeout_s * 1000) + 1, 2**31 - 1)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Runs one generation and writes it to the client: whole, or as server-sent events.
 
 The status line is not sent before the first delta, so a request that fails until then gets its
-proper status. A stream that fails later ends with an error event and without ``[DONE]``.
+proper status. A stream that fails later ends with an error event and without ``[DONE]``. A client
+that stays but does not read counts as one that left: it would hold its place for ever.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ from collections.abc import Coroutine
 
 from msgspec import UNSET
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from router.dispatch import Dispatcher
 from router.error_responses import error_body
@@ -42,11 +43,17 @@ class GenerationResponse(Response):
         self._stream = stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Generate until the end, the first failure, or the client's leaving."""
+        """Generate until the end, the first failure, or the client's leaving or not reading."""
         write = self._write_stream if self._stream else self._write_whole
-        if not await _run_while_connected(receive, write(scope, send)):
-            scope["state"]["outcome"] = 499
-            log.info("response=%s outcome=client_left", self._prepared.response_id)
+        bounded = _bounded(send, timeout_s=self._dispatcher.config.router.write_timeout_s)
+        try:
+            if await _run_while_connected(receive, write(scope, bounded)):
+                return
+            outcome = "client_left"
+        except _ClientStalledError:
+            outcome = "client_stalled"
+        scope["state"]["outcome"] = 499
+        log.info("response=%s outcome=%s", self._prepared.response_id, outcome)
 
     async def _write_whole(self, scope: Scope, send: Send) -> None:
         del scope
@@ -78,6 +85,8 @@ class GenerationResponse(Response):
             await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
             try:
                 await self._write_events(generation, news, send)
+            except _ClientStalledError:
+                raise  # there is nobody to tell
             except Exception as error:  # noqa: BLE001 - the top of a request: told to the client
                 scope["state"]["outcome"] = error_body(error)[0].status
                 log.warning("response=%s failed=%r", self._prepared.response_id, error)
@@ -130,6 +139,26 @@ class GenerationResponse(Response):
         usage = usage_of(sequences, num_prompt_tokens=options.num_prompt_tokens)
         stats = sequences[0].stats if options.with_stats else UNSET
         return to_event(self._form.body([], is_chunk=True, usage=usage, stats=stats))
+
+
+class _ClientStalledError(Exception):
+    """The client is connected, and has taken nothing of its answer for too long."""
+
+
+def _bounded(send: Send, *, timeout_s: float) -> Send:
+    """Return a ``send`` that raises ``_ClientStalledError`` where one call takes ``timeout_s``.
+
+    The server waits in it, without a bound of its own, while its buffer for the client is full.
+    """
+
+    async def bounded_send(message: Message) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await send(message)
+        except TimeoutError as error:
+            raise _ClientStalledError from error
+
+    return bounded_send
 
 
 async def _run_while_connected(receive: Receive, work: Coroutine[None, None, None]) -> bool:
