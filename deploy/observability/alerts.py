@@ -58,6 +58,13 @@ def _grown(metric: str, labels: str = "", *, window: str = "10m", by: str = OF) 
 
 _GENERATIONS: Final = 'endpoint=~"/v1/(chat/)?completions"'
 _READY: Final = 'sum by (namespace, release, instance) (sluice_workers{{role="{}",state="ready"}})'
+_ROUTER_SEEN: Final = (
+    f"(count by ({OF}) (count_over_time(sluice_workers[1h])) or "
+    f"(count by ({OF}) (count_over_time(sluice_workers[1d])) "
+    f"and on ({OF}) count by ({OF}) (sluice_config_info)))"
+)
+"""Releases whose router was scraped within the hour, or the day where workers still are: a release
+that is gone is soon forgotten, an outage is not."""
 
 USERS: Final = (
     Alert(
@@ -124,7 +131,9 @@ FLEET: Final = (
     Alert(
         "SluiceNoReadyPrefill",
         "warning",
-        f"max by ({OF}) ({_READY.format('prefill')}) == 0",
+        # Silent where no prefill worker was ever seen: that deployment runs without.
+        f"max by ({OF}) ({_READY.format('prefill')}) == 0 and on ({OF}) "
+        f'max by ({OF}) (max_over_time(sluice_workers{{role="prefill"}}[1h])) > 0',
         "2m",
         "No prefill worker is ready: decode workers compute all prompts",
         "Requests are served, with time between tokens as on a server without two fleets.",
@@ -157,9 +166,9 @@ FLEET: Final = (
     Alert(
         "SluiceRouterMissing",
         "critical",
-        "absent(sluice_workers)",
+        _ROUTER_SEEN + f" unless on ({OF}) count by ({OF}) (sluice_workers)",
         "5m",
-        "No router is scraped",
+        "No router is scraped any more",
         "Either none runs, or Prometheus does not reach its /metrics.",
     ),
     Alert(

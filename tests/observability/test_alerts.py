@@ -17,9 +17,11 @@ from deploy.observability.files import RULES, render
 from tests.observability.prometheus import promtool
 
 ROOT = Path(__file__).parents[2]
+DECODE_READY = 'sluice_workers{role="decode",state="ready",instance="r"}'
+PREFILL_READY = 'sluice_workers{role="prefill",state="ready",instance="r"}'
 HEALTHY = {
-    'sluice_workers{role="decode",state="ready",instance="r"}': "2x60",
-    'sluice_workers{role="prefill",state="ready",instance="r"}': "1x60",
+    DECODE_READY: "2x60",
+    PREFILL_READY: "1x60",
     'sluice_config_info{role="prefill",compat_hash="a",instance="p0"}': "1x60",
     'sluice_config_info{role="decode",compat_hash="a",instance="d0"}': "1x60",
     'sluice_time_to_first_token_seconds_bucket{le="0.5"}': "0+60x60",
@@ -79,12 +81,8 @@ TROUBLES = {
     "SluiceRetriesExhausted": Trouble(
         {'sluice_retries_exhausted_total{stage="decode",reason="worker_lost"}': "0x34 1x26"}
     ),
-    "SluiceNoReadyDecode": Trouble(
-        {'sluice_workers{role="decode",state="ready",instance="r"}': "2x30 0x30"}
-    ),
-    "SluiceNoReadyPrefill": Trouble(
-        {'sluice_workers{role="prefill",state="ready",instance="r"}': "1x30 0x30"}
-    ),
+    "SluiceNoReadyDecode": Trouble({DECODE_READY: "2x30 0x30"}),
+    "SluiceNoReadyPrefill": Trouble({PREFILL_READY: "1x30 0x30"}),
     "SluiceWorkersRestart": Trouble({'sluice_worker_restarts_total{role="decode"}': "0+0.2x60"}),
     "SluiceCompatibilityMixed": Trouble(
         {'sluice_config_info{role="decode",compat_hash="b",instance="d1"}': "1x60"}
@@ -94,8 +92,8 @@ TROUBLES = {
     ),
     "SluiceRouterMissing": Trouble(
         {
-            'sluice_workers{role="decode",state="ready",instance="r"}': None,
-            'sluice_workers{role="prefill",state="ready",instance="r"}': None,
+            DECODE_READY: "2x25",
+            PREFILL_READY: "1x25",
         }
     ),
     "SluiceStrangers": Trouble({'sluice_channel_rejects_total{reason="key"}': "0x34 1x26"}),
@@ -135,8 +133,8 @@ def _with(series: str, labels: str) -> str:
     return f"{name}{{{inner}}}"
 
 
-def firing(tmp_path: Path, series: list[dict[str, str]]) -> set[tuple[str, str]]:
-    """Return alerts and releases that fire on ``series`` at ``AT``, by promtool's own account."""
+def firing(tmp_path: Path, series: list[dict[str, str]], *, at: str = AT) -> set[tuple[str, str]]:
+    """Return alerts and releases that fire on ``series`` at ``at``, by promtool's own account."""
     (tmp_path / "rules.yaml").write_text(render()[RULES])
     # An alert's series is itself a metric, so one query tells all that fire.
     test: dict[str, Any] = {
@@ -149,7 +147,7 @@ def firing(tmp_path: Path, series: list[dict[str, str]]) -> set[tuple[str, str]]
                 "promql_expr_test": [
                     {
                         "expr": 'count by (alertname, release) (ALERTS{alertstate="firing"})',
-                        "eval_time": AT,
+                        "eval_time": at,
                         "exp_samples": [{"labels": 'never{alertname="none"}', "value": -1}],
                     }
                 ],
@@ -181,19 +179,49 @@ def test_nothing_fires_while_all_is_well(tmp_path: Path, labels: str) -> None:
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda each: each.name)
 def test_an_alert_fires_on_its_trouble_and_no_other_does(tmp_path: Path, alert: Alert) -> None:
     found = firing(tmp_path, samples(TROUBLES[alert.name].changes))
-    # Without any sample of workers only their absence can be told.
     assert {name for name, _ in found} == {alert.name}
 
 
-@pytest.mark.parametrize(
-    "alert",
-    [a for a in ALERTS if a.name != "SluiceRouterMissing"],
-    ids=lambda each: each.name,
-)
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda each: each.name)
 def test_an_alert_fires_for_the_release_in_trouble_alone(tmp_path: Path, alert: Alert) -> None:
     sick = samples(TROUBLES[alert.name].changes, labels='namespace="prod",release="sick"')
     well = samples({}, labels='namespace="prod",release="well"')
     assert firing(tmp_path, sick + well) == {(alert.name, "sick")}
+
+
+@pytest.mark.parametrize("has_workers", [True, False])
+def test_a_lost_router_is_not_forgotten_while_its_workers_are_scraped(
+    tmp_path: Path, *, has_workers: bool
+) -> None:
+    # Given a router that was last scraped four hours ago
+    series = samples(
+        {
+            DECODE_READY: "2x60",
+            PREFILL_READY: "1x60",
+            'sluice_config_info{role="decode",compat_hash="a",instance="d0"}': (
+                "1x600" if has_workers else None
+            ),
+        },
+        labels='namespace="prod",release="a"',
+    )
+    found = firing(tmp_path, series, at="300m")
+    assert found == ({("SluiceRouterMissing", "a")} if has_workers else set())
+
+
+def test_a_router_that_was_never_scraped_is_not_missed(tmp_path: Path) -> None:
+    assert firing(tmp_path, samples({DECODE_READY: None, PREFILL_READY: None})) == set()
+
+
+def test_a_deployment_without_prefill_workers_is_silent(tmp_path: Path) -> None:
+    without = samples({PREFILL_READY: "0x60"}, labels='namespace="prod",release="without"')
+    well = samples({}, labels='namespace="prod",release="well"')
+    assert firing(tmp_path, without + well) == set()
+
+
+def test_prefill_workers_that_never_become_ready_are_told(tmp_path: Path) -> None:
+    starting = 'sluice_workers{role="prefill",state="starting",instance="r"}'
+    found = firing(tmp_path, samples({PREFILL_READY: "0x60", starting: "1x60"}))
+    assert found == {("SluiceNoReadyPrefill", "")}
 
 
 def test_every_alert_has_its_runbook_and_every_runbook_its_alert() -> None:
