@@ -8,7 +8,7 @@ likes.
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -30,7 +30,7 @@ async def flood(worker: ScriptedWorker, generate: Generate) -> None:
 
 
 @asynccontextmanager
-async def client_that_does_not_read(router: RunningRouter) -> AsyncIterator[socket.socket]:
+async def client_that_does_not_read(router: RunningRouter) -> AsyncGenerator[socket.socket]:
     """Ask for a stream over a real connection, and leave what comes in the socket."""
     host, _, port = router.address.http.removeprefix("http://").rpartition(":")
     body = json.dumps(BODY | {"stream": True}).encode()
