@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -27,7 +27,7 @@ from core.logs import set_up_logging
 from core.messages import Role
 from core.parent import die_with_parent
 from deploy.events import Event, GaveUp, ProcessDied, ProcessStarted, ServiceEnded
-from deploy.fleet import Fleet, role_of
+from deploy.fleet import Fleet
 from deploy.launch import Plan
 from deploy.reconciler import (
     Action,
@@ -42,6 +42,7 @@ from deploy.reconciler import (
     Start,
     Target,
 )
+from deploy.scaling import check_targets, scaled
 from deploy.sentinel import outlive_not
 
 log = logging.getLogger(__name__)
@@ -82,7 +83,10 @@ def store(namespace: str, wanted: Wanted) -> None:
 
 
 def clear(namespace: str) -> None:
-    """Forget what was stored."""
+    """Forget what was stored.
+
+    But for which start it was: a controller that is not dead yet must not begin it again.
+    """
     _internal_kv_del(b"wanted", namespace=namespace.encode())
 
 
@@ -91,11 +95,30 @@ def is_stored(namespace: str) -> bool:
     return _internal_kv_get(b"wanted", namespace=namespace.encode()) is not None
 
 
-def recall(namespace: str) -> Wanted:
-    """Return what was stored last."""
+def recall(namespace: str) -> Wanted | None:
+    """Return what was stored last; None: nothing, since all has been stopped or never began."""
     content = _internal_kv_get(b"wanted", namespace=namespace.encode())
-    assert content is not None, "stored before a controller is started"
-    return cloudpickle.loads(content)
+    return None if content is None else cloudpickle.loads(content)
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """What the controller of a new deployment begins with; one of a later life goes on instead."""
+
+    wanted: Wanted
+    start_id: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+    """Tells this start from those before it."""
+
+
+def _begin(namespace: str, first: First) -> None:
+    """Store ``first`` unless an earlier life of the controller did.
+
+    By the controller alone, which has its name then: of two starts only one has anything stored.
+    """
+    if _internal_kv_get(b"start", namespace=namespace.encode()) != first.start_id:
+        store(namespace, first.wanted)
+        forgive(namespace)
+        _internal_kv_put(b"start", first.start_id, namespace=namespace.encode())
 
 
 def forgive(namespace: str) -> None:
@@ -145,10 +168,19 @@ class Row:
 class Controller:
     """The shell around ``Reconciler``. One thread acts; Ray's calls change what is wanted."""
 
-    def __init__(self, namespace: str, sentinel: ActorHandle[Any] | None = None) -> None:
+    def __init__(
+        self,
+        namespace: str,
+        sentinel: ActorHandle[Any] | None = None,
+        first: First | None = None,
+    ) -> None:
         die_with_parent()
+        if first is not None:
+            _begin(namespace, first)
         _count_start(namespace)
         wanted = recall(namespace)
+        if wanted is None:
+            raise RuntimeError("nothing is stored any more: its deployment was stopped meanwhile")
         plan = wanted.plan
         set_up_logging(plan.log_level, worker=NAME, role="deploy", log_format=plan.log_format)
         self._life = secrets.randbits(62)
@@ -198,23 +230,12 @@ class Controller:
             None, or why it cannot be.
         """
         with self._changed:
-            targets = dict(self._desired.targets)
-            leaving = dict(self._desired.leaving)
-            for role, count in counts.items():
-                targets[role] = Target(count, self._plan.revision(role))
-            for name, role in roles.items():
-                if name not in self._observed or role_of(name) in {role, "router"}:
-                    return f"{name}={role}: there is no such worker of the other role"
-                if name in leaving:
-                    return f"{name}={role}: it is changing its role already"
-                leaving[name] = role
-                old = role_of(name)
-                targets[old] = replace(targets[old], replicas=targets[old].replicas - 1)
-                new = targets.get(role, Target(0, self._plan.revision(role)))
-                targets[role] = replace(new, replicas=new.replicas + 1)
-            if targets["decode"].replicas < 1:
-                return "decode=0: one decode worker has to stay; use sluice down to end all"
-            self._want(targets, leaving)
+            try:
+                self._want(
+                    scaled(self._desired, self._observed, counts, roles, self._plan.revision)
+                )
+            except ConfigError as error:
+                return str(error)
         return None
 
     def update(self, config: SluiceConfig) -> str | None:
@@ -241,19 +262,20 @@ class Controller:
     def _rebase(self, config: SluiceConfig, replicas: Mapping[Party, int]) -> str | None:
         try:
             plan = self._plan.updated(config)
+            targets = {role: Target(n, plan.revision(role)) for role, n in replicas.items()}
+            check_targets(targets)
         except ConfigError as error:
             return str(error)
-        targets = {role: Target(n, plan.revision(role)) for role, n in replicas.items()}
         if (plan, targets) != (self._plan, self._desired.targets):
             self._plan = plan
-            self._want(targets, dict(self._desired.leaving))
+            self._want(Desired(targets, self._desired.leaving, self._desired.generation + 1))
         return None
 
-    def _want(self, targets: dict[Party, Target], leaving: dict[str, Party]) -> None:
-        self._desired = Desired(targets, leaving, self._desired.generation + 1)
+    def _want(self, desired: Desired) -> None:
+        self._desired = desired
         self._store()
-        told = " ".join(f"{role}={target.replicas}" for role, target in targets.items())
-        log.info("event=wanted %s leaving=%s", told, ",".join(leaving) or "none")
+        told = " ".join(f"{role}={target.replicas}" for role, target in desired.targets.items())
+        log.info("event=wanted %s leaving=%s", told, ",".join(desired.leaving) or "none")
 
     def _store(self) -> None:
         self._stored_revisions = self._fleet.revisions

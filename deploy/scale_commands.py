@@ -15,6 +15,9 @@ from core.messages import Role
 from deploy.run_file import find_session
 
 MAX_WORKERS = 10_000
+"""Of one role."""
+MAX_SHOWN = 40
+"""Characters of an argument that an error repeats."""
 CALL_TIMEOUT_S = 30.0
 
 
@@ -27,12 +30,23 @@ def parse_counts(texts: Sequence[str]) -> dict[Role, int]:
     counts: dict[Role, int] = {}
     for text in texts:
         role, _, number = text.partition("=")
-        if role not in get_args(Role) or not number.isdecimal() or int(number) > MAX_WORKERS:
-            raise ConfigError(f"{text!r}: write prefill=N or decode=N, such as decode=5")
-        counts["prefill" if role == "prefill" else "decode"] = int(number)
+        if role not in get_args(Role) or not (number.isascii() and number.isdecimal()):
+            raise ConfigError(f"{_short(text)!r}: write prefill=N or decode=N, such as decode=5")
+        digits = number.lstrip("0") or "0"
+        # By its length first: Python reads no number of thousands of digits.
+        if len(digits) > len(str(MAX_WORKERS)) or int(digits) > MAX_WORKERS:
+            raise ConfigError(f"{_short(text)!r}: write {role}=N with N at most {MAX_WORKERS}")
+        key: Role = "prefill" if role == "prefill" else "decode"
+        if key in counts:
+            raise ConfigError(f"{_short(text)!r}: {key} is given twice; write {key}=N once")
+        counts[key] = int(digits)
     if counts.get("decode") == 0:
         raise ConfigError("decode=0: one decode worker has to stay; use sluice down to end all")
     return counts
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def parse_roles(texts: Sequence[str]) -> dict[str, Role]:
@@ -45,7 +59,9 @@ def parse_roles(texts: Sequence[str]) -> dict[str, Role]:
     for text in texts:
         name, _, role = text.partition("=")
         if not name or role not in get_args(Role):
-            raise ConfigError(f"--role {text}: write WORKER=ROLE, such as prefill-1=decode")
+            raise ConfigError(f"--role {_short(text)}: write WORKER=ROLE, such as prefill-1=decode")
+        if name in roles:
+            raise ConfigError(f"--role {_short(text)}: {name} is given twice; give it one role")
         roles[name] = "prefill" if role == "prefill" else "decode"
     return roles
 

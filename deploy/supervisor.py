@@ -15,7 +15,7 @@ from core.config import SluiceConfig
 from core.errors import ConfigError, SluiceError
 from deploy import controller
 from deploy.bounded import run_bounded
-from deploy.controller import RemoteController, Row, first_wanted
+from deploy.controller import First, RemoteController, Row, first_wanted
 from deploy.events import Event, EventQueue, GaveUp, ServiceEnded
 from deploy.fleet import role_of
 from deploy.launch import Plan
@@ -31,6 +31,8 @@ REMOVE_TIMEOUT_S = 2.0
 EVENTS_WAIT_S = 5.0
 STOP_LOOK_S = 0.2
 CALL_TIMEOUT_S = 5.0
+LEFT_BEHIND_WAIT_S = 5.0
+"""For the services of an earlier deployment to end with it."""
 
 
 def namespace_of(name: str) -> str:
@@ -65,8 +67,9 @@ class Supervisor:
         self._controller = find_controller(self._namespace)
         if self._controller is None and controller.is_stored(self._namespace):
             controller.forgive(self._namespace)
-            self._start_controller()
-        elif self._controller is not None:
+            if not self._claim(None):
+                self._controller = find_controller(self._namespace)
+        if self._controller is not None:
             self._hear()
         return self._controller is not None
 
@@ -74,31 +77,46 @@ class Supervisor:
         """Start the controller, which starts all else; returns before anything is ready.
 
         Raises:
-            ConfigError: a deployment of this name runs on the cluster already.
+            ConfigError: a deployment of this name runs on the cluster already, or its services do
+                though its controller is gone.
         """
+        name = self._plan.deploy.name
         if not self._private and self._plan.deploy.lifetime == "job":
             # Where the driver is: what ends that machine ends the driver, too.
             here = NodeAffinitySchedulingStrategy(
                 ray.get_runtime_context().get_node_id(), soft=False
             )
             self._sentinel = RemoteSentinel.options(scheduling_strategy=here).remote()
+        taken = ConfigError(
+            f"deploy.name={name!r}: a deployment of this name runs on this cluster; stop it with "
+            f"sluice down --name {name}, or give another name"
+        )
         if find_controller(self._namespace) is not None:
+            raise taken
+        left = _left_behind(self._namespace)
+        # Looked for again: they may be those of a start that was faster, which the claim tells.
+        if left and find_controller(self._namespace) is None:
             raise ConfigError(
-                f"deploy.name={self._plan.deploy.name!r}: a deployment of this name runs on this "
-                "cluster; stop it with sluice down, or give another name"
+                f"deploy.name={name!r}: {', '.join(left)} of an earlier deployment still run, "
+                f"without a controller; run sluice down --name {name} first"
             )
-        controller.store(self._namespace, first_wanted(self._plan))
-        controller.forgive(self._namespace)
-        self._start_controller()
-
-    def _start_controller(self) -> None:
-        self._controller = RemoteController.options(
-            name=controller.NAME,
-            namespace=self._namespace,
-            runtime_env={"env_vars": dict(self._plan.environment)},
-            lifetime="detached",
-        ).remote(self._namespace, self._sentinel)
+        if not self._claim(First(first_wanted(self._plan))):
+            raise taken
         self._hear()
+
+    def _claim(self, first: First | None) -> bool:
+        """Start the controller; return False if another start has taken its name meanwhile."""
+        try:
+            self._controller = RemoteController.options(
+                name=controller.NAME,
+                namespace=self._namespace,
+                runtime_env={"env_vars": dict(self._plan.environment)},
+                lifetime="detached",
+            ).remote(self._namespace, self._sentinel, first)
+        except ValueError:
+            log.debug("event=name_taken namespace=%s", self._namespace)
+            return False
+        return True
 
     def _hear(self) -> None:
         self._listener = threading.Thread(
@@ -239,7 +257,9 @@ def stop_all(namespace: str, grace_s: float) -> None:
 
 def _names(keeper: ActorHandle[Any] | None, namespace: str) -> list[str]:
     """Return the services' names: as stored, and as the controller has them, if it answers."""
-    names = set(controller.recall(namespace).revisions)
+    wanted = controller.recall(namespace)
+    # None: another stop has come to its end meanwhile, or nothing was started yet.
+    names = set(wanted.revisions if wanted is not None else ())
     if keeper is not None:
         try:
             rows: list[Row] = ray.get(keeper.services.remote(), timeout=1.0)
@@ -247,6 +267,19 @@ def _names(keeper: ActorHandle[Any] | None, namespace: str) -> list[str]:
         except RayError:
             log.debug("event=controller_silent")
     return sorted(names)
+
+
+def _left_behind(namespace: str) -> list[str]:
+    """Return the services in ``namespace`` that still run, though there is no controller.
+
+    Those of a job whose driver has just ended are ending, too: they are given a moment.
+    """
+    names = _names(None, namespace)
+    services = {name: actor for name in names if (actor := _find(name, namespace)) is not None}
+    ends = [service.wait_end.remote(LEFT_BEHIND_WAIT_S) for service in services.values()]
+    if ends:
+        ray.wait(ends, num_returns=len(ends), timeout=LEFT_BEHIND_WAIT_S, fetch_local=False)
+    return [name for name in services if _find(name, namespace) is not None]
 
 
 def _find(name: str, namespace: str) -> ActorHandle[Any] | None:
