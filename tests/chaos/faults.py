@@ -1,18 +1,23 @@
 """What may happen to a worker or to a link, and the points of a request's way at which it does."""
 
+import json
+import select
 import signal
-from collections.abc import Callable, Generator, Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from typing import Any
-
-import httpx
+from urllib.parse import urlsplit
 
 from tests.chaos.fleet import VICTIM_TOKENS, Fleet, Victim, salt
 from tests.integration.models import VOCAB_SIZE
 from tests.integration.requests import prompt_of
 
 MAX_OTHERS, MAX_TRIES = 6, 8
+PLACED_WITHIN_S, LEAVES_WITHIN_S = 3.0, 12.0
+DECODE = ("decode-0", "decode-1")
 Act = Callable[[Fleet, Victim], None]
 
 
@@ -107,13 +112,38 @@ def ticketed(fleet: Fleet, prompt: list[int]) -> Iterator[Victim]:
 
 
 def fill_decode(fleet: Fleet, others: ExitStack) -> None:
-    """Leave no room for the victim on any decode worker as long as ``others`` is open."""
-    client = others.enter_context(httpx.Client(timeout=60))
+    """Leave no room for the victim on any decode worker for a while, or until ``others`` closes.
+
+    Each of the others takes its blocks before its KV comes, so that the slow link keeps them
+    longer than any prefill takes, however fast the machine.
+    """
     for _ in range(MAX_OTHERS):
-        if all(has_no_room(fleet, worker) for worker in ("decode-0", "decode-1")):
-            break
-        request = client.stream("POST", f"{fleet.stack.url}/v1/completions", json=other_body())
-        others.callback(keep_reading(others.enter_context(request)).close)
+        num_full = sum(has_no_room(fleet, worker) for worker in DECODE)
+        if num_full == len(DECODE):
+            return
+        others.callback(leave, ask_only(fleet.stack.url, other_body()))
+        deadline = time.monotonic() + PLACED_WITHIN_S
+        while sum(has_no_room(fleet, worker) for worker in DECODE) <= num_full:
+            if time.monotonic() > deadline:
+                break  # it waits behind another
+
+
+def ask_only(url: str, body: dict[str, Any]) -> HTTPConnection:
+    """Send a request and read nothing."""
+    connection = HTTPConnection(urlsplit(url).netloc)
+    headers = {"content-type": "application/json"}
+    connection.request("POST", "/v1/completions", body=json.dumps(body), headers=headers)
+    return connection
+
+
+def leave(connection: HTTPConnection) -> None:
+    """Cancel what was asked once its first token is there.
+
+    Not before: to cancel reads that fill a pool ends the pair's connection, by which others are
+    touched that the fault does not concern.
+    """
+    select.select([connection.sock], [], [], LEAVES_WITHIN_S)
+    connection.close()
 
 
 def other_body() -> dict[str, Any]:
@@ -126,13 +156,6 @@ def other_body() -> dict[str, Any]:
         "stream": True,
         "cache_salt": salt(),
     }
-
-
-def keep_reading(response: httpx.Response) -> Generator[str, None, None]:
-    """Wait for the first line; the stream goes on until what is returned is closed."""
-    lines = (line for line in response.iter_lines())
-    next(lines)
-    return lines
 
 
 def has_no_room(fleet: Fleet, worker: str) -> bool:
