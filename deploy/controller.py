@@ -11,14 +11,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 import ray
-from ray import cloudpickle
 from ray.actor import ActorHandle
-from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 
 from core.channel import Party
 from core.config import DeployConfig, SluiceConfig
@@ -28,7 +26,6 @@ from core.messages import Role
 from core.parent import die_with_parent
 from deploy.events import Event, GaveUp, ProcessDied, ProcessStarted, ServiceEnded
 from deploy.fleet import Fleet
-from deploy.launch import Plan
 from deploy.reconciler import (
     Action,
     Desired,
@@ -44,6 +41,7 @@ from deploy.reconciler import (
 )
 from deploy.scaling import check_targets, scaled
 from deploy.sentinel import outlive_not
+from deploy.wanted import First, Wanted, WantedStore, recall
 
 log = logging.getLogger(__name__)
 
@@ -51,95 +49,7 @@ NAME = "controller"
 TICK_S = 1.0
 MAX_EVENTS = 1000
 """That are kept for the drivers; one that asks too late misses the oldest."""
-MAX_STARTS = 6
-STARTS_WINDOW_S = 60.0
-"""More than ``MAX_STARTS`` starts in such a time, and the controller stays down."""
 EXIT_CRASHED = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """All that a new controller must know.
-
-    In the key-value store, which lives as long as Ray's control service: no further process is
-    needed that could die as the controller can.
-    """
-
-    plan: Plan
-    desired: Desired
-    revisions: Mapping[str, str]
-    """Of the services that were started, by name."""
-
-
-def first_wanted(plan: Plan) -> Wanted:
-    """Return what a deployment of ``plan`` starts with."""
-    targets = {role: Target(n, plan.revision(role)) for role, n in plan.replicas().items()}
-    return Wanted(plan, Desired(targets), {})
-
-
-def store(namespace: str, wanted: Wanted) -> None:
-    """Keep ``wanted`` for the next controller."""
-    _internal_kv_put(b"wanted", cloudpickle.dumps(wanted), namespace=namespace.encode())
-
-
-def clear(namespace: str) -> None:
-    """Forget what was stored.
-
-    But for which start it was: a controller that is not dead yet must not begin it again.
-    """
-    _internal_kv_del(b"wanted", namespace=namespace.encode())
-
-
-def is_stored(namespace: str) -> bool:
-    """Return whether a deployment was started in ``namespace`` and not stopped."""
-    return _internal_kv_get(b"wanted", namespace=namespace.encode()) is not None
-
-
-def recall(namespace: str) -> Wanted | None:
-    """Return what was stored last; None: nothing, since all has been stopped or never began."""
-    content = _internal_kv_get(b"wanted", namespace=namespace.encode())
-    return None if content is None else cloudpickle.loads(content)
-
-
-@dataclass(frozen=True, slots=True)
-class First:
-    """What the controller of a new deployment begins with; one of a later life goes on instead."""
-
-    wanted: Wanted
-    start_id: bytes = field(default_factory=lambda: secrets.token_bytes(16))
-    """Tells this start from those before it."""
-
-
-def _begin(namespace: str, first: First) -> None:
-    """Store ``first`` unless an earlier life of the controller did.
-
-    By the controller alone, which has its name then: of two starts only one has anything stored.
-    """
-    if _internal_kv_get(b"start", namespace=namespace.encode()) != first.start_id:
-        store(namespace, first.wanted)
-        forgive(namespace)
-        _internal_kv_put(b"start", first.start_id, namespace=namespace.encode())
-
-
-def forgive(namespace: str) -> None:
-    """Forget how often the controller started lately."""
-    _internal_kv_del(b"starts", namespace=namespace.encode())
-
-
-def _count_start(namespace: str) -> None:
-    """Remember one more start; Ray itself would start what crashes at once for ever.
-
-    Raises:
-        RuntimeError: there were too many of late. Raised in the constructor, it is what Ray takes
-            for an end for good.
-    """
-    now = time.time()
-    content = _internal_kv_get(b"starts", namespace=namespace.encode())
-    before: list[float] = [] if content is None else cloudpickle.loads(content)
-    starts = [*(start for start in before if now - start < STARTS_WINDOW_S), now]
-    if len(starts) > MAX_STARTS:
-        raise RuntimeError(f"it crashed {MAX_STARTS} times in {now - starts[0]:.0f} s; see its log")
-    _internal_kv_put(b"starts", cloudpickle.dumps(starts), namespace=namespace.encode())
 
 
 def limits_of(deploy: DeployConfig) -> Limits:
@@ -175,16 +85,16 @@ class Controller:
         first: First | None = None,
     ) -> None:
         die_with_parent()
+        self._store = WantedStore(namespace)
         if first is not None:
-            _begin(namespace, first)
-        _count_start(namespace)
+            self._store.begin(first)
+        self._store.count_start()
         wanted = recall(namespace)
         if wanted is None:
             raise RuntimeError("nothing is stored any more: its deployment was stopped meanwhile")
         plan = wanted.plan
         set_up_logging(plan.log_level, worker=NAME, role="deploy", log_format=plan.log_format)
         self._life = secrets.randbits(62)
-        self._namespace = namespace
         self._changed = threading.Condition()
         self._plan, self._desired = wanted.plan, wanted.desired
         self._stored_revisions = dict(wanted.revisions)
@@ -273,13 +183,13 @@ class Controller:
 
     def _want(self, desired: Desired) -> None:
         self._desired = desired
-        self._store()
+        self._remember()
         told = " ".join(f"{role}={target.replicas}" for role, target in desired.targets.items())
         log.info("event=wanted %s leaving=%s", told, ",".join(desired.leaving) or "none")
 
-    def _store(self) -> None:
+    def _remember(self) -> None:
         self._stored_revisions = self._fleet.revisions
-        store(self._namespace, Wanted(self._plan, self._desired, self._stored_revisions))
+        self._store.put(Wanted(self._plan, self._desired, self._stored_revisions))
 
     def _run(self) -> None:
         try:
@@ -301,9 +211,9 @@ class Controller:
                 leaving = {n: r for n, r in self._desired.leaving.items() if n in observed}
                 if leaving != self._desired.leaving:
                     self._desired = replace(self._desired, leaving=leaving)
-                    self._store()
+                    self._remember()
                 elif self._fleet.revisions != self._stored_revisions:
-                    self._store()
+                    self._remember()
 
     def _tell(self) -> None:
         for event in self._fleet.events:
@@ -328,7 +238,7 @@ class Controller:
             case Start(name, role, revision):
                 # Before it exists: a controller that dies in between looks for it by its name.
                 revisions = {**self._fleet.revisions, name: revision}
-                store(self._namespace, Wanted(self._plan, self._desired, revisions))
+                self._store.put(Wanted(self._plan, self._desired, revisions))
                 log.info("event=start service=%s revision=%s", name, revision)
                 self._fleet.start(name, role, revision, self._plan.launch(role, name))
             case Drain(name):
@@ -344,7 +254,8 @@ class Controller:
                 self._fleet.events.append(GaveUp(name, reason))
 
     def _end(self) -> None:
-        """For good, though Ray is told to start it anew after a death."""
+        """For good, though Ray is told to start it anew after a death. No key stays behind."""
+        self._store.wipe()
         ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
 

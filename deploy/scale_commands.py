@@ -137,8 +137,8 @@ def _joined(name: str, address: str | None) -> Generator[tuple[Any, str]]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray  # noqa: PLC0415 - reads the environment when it is imported
 
-    from deploy.controller import is_stored  # noqa: PLC0415
-    from deploy.supervisor import find_controller, namespace_of  # noqa: PLC0415
+    from deploy.supervisor import find_controller, namespace_of, services_of  # noqa: PLC0415
+    from deploy.wanted import is_stored  # noqa: PLC0415
 
     namespace = namespace_of(name)
     try:
@@ -156,7 +156,7 @@ def _joined(name: str, address: str | None) -> Generator[tuple[Any, str]]:
         ) from error
     try:
         keeper = find_controller(namespace)
-        if keeper is None and not is_stored(namespace):
+        if keeper is None and not is_stored(namespace) and not services_of(namespace):
             raise ConfigError(f"no deployment called {name!r} runs there; give --name")
         yield keeper, namespace
     finally:

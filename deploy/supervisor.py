@@ -9,18 +9,20 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayError
+from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from core.config import SluiceConfig
 from core.errors import ConfigError, SluiceError
-from deploy import controller
+from deploy import controller, wanted
 from deploy.bounded import run_bounded
-from deploy.controller import First, RemoteController, Row, first_wanted
+from deploy.controller import RemoteController, Row
 from deploy.events import Event, EventQueue, GaveUp, ServiceEnded
 from deploy.fleet import role_of
 from deploy.launch import Plan
 from deploy.sentinel import RemoteSentinel
 from deploy.shortage import shortage
+from deploy.wanted import First, first_wanted
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +67,8 @@ class Supervisor:
         One whose controller is gone for good gets a new one.
         """
         self._controller = find_controller(self._namespace)
-        if self._controller is None and controller.is_stored(self._namespace):
-            controller.forgive(self._namespace)
+        if self._controller is None and wanted.is_stored(self._namespace):
+            wanted.forgive(self._namespace)
             if not self._claim(None):
                 self._controller = find_controller(self._namespace)
         if self._controller is not None:
@@ -240,10 +242,9 @@ def stop_all(namespace: str, grace_s: float) -> None:
     """End the controller, then all services, the router first; kill what does not stop."""
     deadline = time.monotonic() + max(grace_s, 1.0)
     keeper = find_controller(namespace)
-    names = _names(keeper, namespace)
     if keeper is not None:
         ray.kill(keeper, no_restart=True)
-    services = {name: actor for name in names if (actor := _find(name, namespace)) is not None}
+    services = services_of(namespace)
     for service in services.values():
         service.expect_stop.remote()
     # The router first: it ends what is pending, and does not take the workers' end for a loss.
@@ -252,21 +253,18 @@ def stop_all(namespace: str, grace_s: float) -> None:
     _stop_some({n: a for n, a in services.items() if n not in routers}, deadline)
     for service in services.values():
         ray.kill(service, no_restart=True)
-    controller.clear(namespace)
+    wanted.clear(namespace)
 
 
-def _names(keeper: ActorHandle[Any] | None, namespace: str) -> list[str]:
-    """Return the services' names: as stored, and as the controller has them, if it answers."""
-    wanted = controller.recall(namespace)
-    # None: another stop has come to its end meanwhile, or nothing was started yet.
-    names = set(wanted.revisions if wanted is not None else ())
-    if keeper is not None:
-        try:
-            rows: list[Row] = ray.get(keeper.services.remote(), timeout=1.0)
-            names |= {row.name for row in rows}
-        except RayError:
-            log.debug("event=controller_silent")
-    return sorted(names)
+def services_of(namespace: str) -> dict[str, Any]:
+    """Return all services in ``namespace`` that are not dead.
+
+    As Ray has them: what a controller knew may be gone with it.
+    """
+    actors = list_named_actors(all_namespaces=True)
+    names = {actor["name"] for actor in actors if actor["namespace"] == namespace}
+    found = {name: _find(name, namespace) for name in sorted(names - {controller.NAME})}
+    return {name: actor for name, actor in found.items() if actor is not None}
 
 
 def _left_behind(namespace: str) -> list[str]:
@@ -274,8 +272,7 @@ def _left_behind(namespace: str) -> list[str]:
 
     Those of a job whose driver has just ended are ending, too: they are given a moment.
     """
-    names = _names(None, namespace)
-    services = {name: actor for name in names if (actor := _find(name, namespace)) is not None}
+    services = services_of(namespace)
     ends = [service.wait_end.remote(LEFT_BEHIND_WAIT_S) for service in services.values()]
     if ends:
         ray.wait(ends, num_returns=len(ends), timeout=LEFT_BEHIND_WAIT_S, fetch_local=False)

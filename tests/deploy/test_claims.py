@@ -18,7 +18,7 @@ import json, sys, time
 from tests.deploy.small_deployment import CONFIG, IdlePlan
 import ray
 from core.errors import ConfigError
-from deploy import controller, supervisor
+from deploy import supervisor, wanted
 from deploy.events import EventQueue, ProcessStarted
 from deploy.supervisor import Supervisor, find_controller, namespace_of, stop_all
 
@@ -53,13 +53,13 @@ left_behind, supervisor._left_behind = supervisor._left_behind, lambda namespace
 looks = iter([None])
 said["raced_early"] = refused(other)
 supervisor.find_controller, supervisor._left_behind = find_controller, left_behind
-said["stored"] = controller.recall(space).plan.revision_of_all
+said["stored"] = wanted.recall(space).plan.revision_of_all
 
 ray.kill(find_controller(space), no_restart=True)
 while find_controller(space) is not None:
     time.sleep(0.1)
 said["orphans"] = refused(other)
-said["stored_over_orphans"] = controller.recall(space).plan.revision_of_all
+said["stored_over_orphans"] = wanted.recall(space).plan.revision_of_all
 
 first.leave()
 stop_all(space, 5.0)
@@ -67,9 +67,9 @@ stop_all(space, 5.0)  # of a second command that found the deployment before the
 again = Supervisor(other, EventQueue(), private=True)
 again.start()
 ray.get(again._controller.services.remote(), timeout=60)
-said["stored_again"] = controller.recall(space).plan.revision_of_all
+said["stored_again"] = wanted.recall(space).plan.revision_of_all
 again.stop()
-said["is_stored"] = controller.is_stored(space)
+said["is_stored"] = wanted.is_stored(space)
 ray.shutdown()
 print(json.dumps(said))
 """

@@ -13,7 +13,7 @@ from tests.deploy.ray_cluster import HEAD, ROOT, RayCluster
 
 STORE = f"""
 import sys, ray
-from deploy.controller import Wanted, store
+from deploy.wanted import Wanted, store
 from deploy.reconciler import Desired
 
 ray.init(sys.argv[1], logging_level="ERROR", _node_ip_address={HEAD!r})
