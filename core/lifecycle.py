@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from core.ids import Incarnation
+from core.messages import DesiredWorkers
 from core.tasks import run_until
 
 TICK_S = 1.0
@@ -67,6 +68,8 @@ class Lifecycle:
         """End now."""
         self.drain = asyncio.Event()
         """Take nothing new, finish what there is, then end."""
+        self.desired: DesiredWorkers | None = None
+        """What the supervisor has told last, from any thread; None: nothing yet."""
         self._clock = clock
         self._work: Work | None = None
         self._last_tick = clock()

@@ -230,6 +230,7 @@ class WorkerReport:
             cache_epoch=self._cache.epoch,
             compat_hash=self._compat_hash,
             revision=self._context.revision,
+            desired=self._lifecycle.desired,
         )
 
     async def _answer(self, message: AnyMessage) -> CacheReport | TraceReport | None:

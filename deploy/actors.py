@@ -17,6 +17,7 @@ from core.channel import Party
 from core.errors import ConfigError, MemoryCorruptionError
 from core.lifecycle import Lifecycle, WorkerHealth
 from core.logs import LogFormat, set_up_logging
+from core.messages import DesiredWorkers
 from core.parent import die_with_parent
 from deploy.sentinel import outlive_not
 
@@ -121,8 +122,13 @@ class ServiceActor:
             revision=service.revision,
         )
 
-    def health(self) -> WorkerHealth:
-        """Return how the service is. Answers though its event loop stands still."""
+    def health(self, desired: DesiredWorkers | None = None) -> WorkerHealth:
+        """Return how the service is, and take what it is to tell of the fleet's size.
+
+        Answers though its event loop stands still.
+        """
+        if desired is not None:
+            self._lifecycle.desired = desired
         return self._lifecycle.health()
 
     def expect_stop(self) -> None:

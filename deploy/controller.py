@@ -201,7 +201,7 @@ class Controller:
 
     def _keep(self) -> None:
         while True:
-            observed = self._fleet.observe(TICK_S)
+            observed = self._fleet.observe(TICK_S, self._desired.workers)
             with self._changed:
                 self._observed = observed
                 for action in self._reconciler.decide(time.monotonic(), self._desired, observed):

@@ -12,6 +12,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 
 from core.channel import Party
 from core.lifecycle import WorkerHealth
+from core.messages import DesiredWorkers
 from deploy.actors import Ending, ProcessIdentity, RemoteServiceActor
 from deploy.events import Event, ProcessDied, ProcessStarted, ServiceEnded
 from deploy.launch import Launch
@@ -115,13 +116,16 @@ class Fleet:
         if seat.actor is not None and seat.state in {"ended", "refused"}:
             ray.kill(seat.actor, no_restart=True)
 
-    def observe(self, wait_s: float) -> dict[str, Observed]:
-        """Return what is seen of all services, after ``wait_s`` or as soon as one has news."""
+    def observe(self, wait_s: float, desired: DesiredWorkers) -> dict[str, Observed]:
+        """Return what is seen of all services, after ``wait_s`` or as soon as one has news.
+
+        Each is told what is ``desired``: workers tell routers, which tell Prometheus.
+        """
         for name, seat in self._seats.items():
             if seat.actor is None and seat.state == "pending":
                 self._try_start(name, seat)
             if seat.actor is not None:
-                self._ask(seat)
+                self._ask(seat, desired)
         calls = list(self._calls())
         if calls:
             ray.wait(calls, num_returns=1, timeout=wait_s, fetch_local=False)
@@ -131,7 +135,7 @@ class Fleet:
                 self._hear(name, seat, done)
         return {name: self._observed(name, seat) for name, seat in self._seats.items()}
 
-    def _ask(self, seat: _Seat) -> None:
+    def _ask(self, seat: _Seat, desired: DesiredWorkers) -> None:
         if seat.state in {"dead", "ended", "refused"}:
             return
         now = time.monotonic()
@@ -141,7 +145,7 @@ class Fleet:
             seat.identity_call = seat.actor.identity.remote()
         if seat.health_call is None and now - seat.asked_at >= POLL_S:
             seat.asked_at = now
-            seat.health_call = seat.actor.health.remote()
+            seat.health_call = seat.actor.health.remote(desired)
 
     def _calls(self) -> Iterable[ray.ObjectRef[Any]]:
         for seat in self._seats.values():

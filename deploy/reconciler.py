@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from core.channel import Party
+from core.messages import DesiredWorkers
 
 State = Literal["pending", "starting", "ready", "draining", "ended", "dead", "refused"]
 """``pending``: has not answered yet, such as for lack of room; ``ended``: as it was told;
@@ -59,6 +60,12 @@ class Desired:
     serves goes when another one does."""
     generation: int = 0
     """Of the operator's changes: each gives a new chance to what has been given up."""
+
+    @property
+    def workers(self) -> DesiredWorkers:
+        """The numbers alone."""
+        counts = {role: target.replicas for role, target in self.targets.items()}
+        return DesiredWorkers(self.generation, counts.get("prefill", 0), counts.get("decode", 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -298,3 +298,8 @@ class Fleet:
                 counts[role, state] += 1
         for (role, state), count in counts.items():
             self._metrics.workers.labels(role=role, state=state).set(count)
+        desired = self.registry.desired()
+        # Kept when the last worker is gone: that is what an alert has to know of.
+        if desired is not None:
+            self._metrics.workers_desired.labels(role="prefill").set(desired.prefill)
+            self._metrics.workers_desired.labels(role="decode").set(desired.decode)

@@ -190,6 +190,12 @@ class RouterMetrics:
             ["role", "state"],
             registry=self.registry,
         )
+        self.workers_desired = Gauge(
+            "sluice_workers_desired",
+            "Workers that the operator wants, as the living ones were told; absent until one was",
+            ["role"],
+            registry=self.registry,
+        )
 
     @contextmanager
     def overhead(self, phase: Phase) -> Generator[None]:

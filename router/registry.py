@@ -7,7 +7,7 @@ from enum import Enum, auto
 import msgspec
 
 from core.ids import Incarnation, WorkerId
-from core.messages import Heartbeat, PrefillPeer, Role
+from core.messages import DesiredWorkers, Heartbeat, PrefillPeer, Role
 from core.messages.serving import MAX_PEERS
 
 
@@ -150,6 +150,12 @@ class WorkerRegistry:
     def workers(self, role: Role) -> Iterator[Worker]:
         """Yield the living workers of ``role``."""
         return (w for w in self._workers.values() if w.heartbeat.role == role)
+
+    def desired(self) -> DesiredWorkers | None:
+        """Return the newest word of how many workers are wanted; None: no living worker has one."""
+        beats = (worker.heartbeat for worker in self._workers.values())
+        told = [beat.desired for beat in beats if beat.desired is not None]
+        return max(told, key=lambda desired: desired.generation, default=None)
 
     def usable(self, role: Role) -> list[Worker]:
         """Return the workers of ``role`` that may get requests."""

@@ -18,6 +18,7 @@ from core.messages.cache import CacheReport, CacheState, ResetCache, ShowCache, 
 from core.messages.channel import Compatibility, Hello, Ping, Pong, PoolEndpoint, Refused, Welcome
 from core.messages.serving import (
     Abort,
+    DesiredWorkers,
     Failed,
     FinishReason,
     Generate,
@@ -52,6 +53,7 @@ __all__ = [
     "CacheReport",
     "CacheState",
     "Compatibility",
+    "DesiredWorkers",
     "Failed",
     "FinishReason",
     "FirstToken",

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Raised with every change of a message: see ``tests/core/test_protocol_version.py``."""
 
 Role = Literal["prefill", "decode"]

@@ -118,6 +118,15 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     total_blocks: Count = 0
 
 
+class DesiredWorkers(msgspec.Struct, frozen=True):
+    """How many workers the operator wants, ready or not."""
+
+    generation: Total
+    """Of the operator's changes: the higher is the newer."""
+    prefill: Count
+    decode: Count
+
+
 class Heartbeat(Message, frozen=True):
     """A worker is ready to serve at ``address``. Sent each second."""
 
@@ -136,3 +145,5 @@ class Heartbeat(Message, frozen=True):
     """KV crosses between workers of one such hash only."""
     revision: Name = ""
     """Of the worker's config; workers of one role have the same but for the time of an update."""
+    desired: DesiredWorkers | None = None
+    """As the worker's supervisor has told it; None: not yet."""

@@ -17,7 +17,7 @@ from core.ids import Attempt, Incarnation, RequestId
 from core.messages import PROTOCOL_VERSION, Failed, Hello, decode, encode
 from tests.core.message_strategies import MESSAGE_TYPES
 
-WIRE = {3: "cc9f9c487bf26800"}
+WIRE = {4: "0853ff8efaf336fd"}
 """Digest of all messages by version."""
 
 

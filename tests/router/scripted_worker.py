@@ -16,6 +16,7 @@ from core.messages import (
     AnyMessage,
     CacheReport,
     CacheState,
+    DesiredWorkers,
     Failed,
     FinishReason,
     Generate,
@@ -51,6 +52,7 @@ class ScriptedWorker:
     load: WorkerLoad = field(default_factory=lambda: WorkerLoad(free_blocks=100, total_blocks=100))
     max_model_len: int = 512
     answers_probes: bool = True
+    desired: DesiredWorkers | None = None
     heartbeat_interval_s: float = 0.1
     incarnation: Incarnation = field(default_factory=new_incarnation)
     generates: list[Generate] = field(default_factory=list)
@@ -147,6 +149,7 @@ class ScriptedWorker:
             max_model_len=self.max_model_len,
             load=self.load,
             state=state,  # type: ignore[arg-type]
+            desired=self.desired,
         )
 
     def _welcome(self, client: ClientId, _hello: Hello) -> Welcome:

@@ -4,16 +4,13 @@ The failure guarded against: a goodput that counts only what went well, so that 
 everything fails, and an alert on restarts that a worker's first start sets off.
 """
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+import asyncio
 
-from core.messages import WorkerLoad
+from core.messages import DesiredWorkers, WorkerLoad
 from core.vllm_aliases import total_load
 from router.metrics import LatencyGoals, RouterMetrics
-from tests.router.conftest import RunningRouter
-
-StartRouter = Callable[..., Awaitable[RunningRouter]]
-BODY: dict[str, Any] = {"prompt": [9], "max_tokens": 8}
+from tests.router.conftest import RunningRouter, StartRouter
+from tests.router.scripted_worker import say
 
 
 def test_a_goal_that_both_are_within_is_met_and_one_missed_misses_both() -> None:
@@ -38,3 +35,28 @@ def test_the_load_of_several_workers_is_their_sum_and_what_waits_before_them() -
     assert total_load(loads, num_waiting=3) == WorkerLoad(
         running=3, waiting=4, queued_tokens=8, free_blocks=15, total_blocks=20
     )
+
+
+async def test_what_is_wanted_is_shown_once_it_is_known_and_when_the_last_worker_is_gone(
+    start_router: StartRouter,
+) -> None:
+    """It is then, and only then, that ``sluice_workers`` alone cannot tell what is missing."""
+    router = await start_router(worker_silence_s=0.5)
+    worker = await router.start_worker(say([20]))
+    assert "sluice_workers_desired{" not in (await router.http.get("/metrics")).text
+
+    worker.desired = DesiredWorkers(1, prefill=0, decode=2)
+    await _until(router, 'sluice_workers_desired{role="decode"}', 2)
+    assert await router.metric('sluice_workers_desired{role="prefill"}') == 0
+    assert 'sluice_workers_desired{role="prefill"} 0.0' in (await router.http.get("/metrics")).text
+
+    await worker.die()
+    await router.until_state("decode-0", None)
+    await _until(router, 'sluice_workers{role="decode",state="ready"}', 0)
+    assert await router.metric('sluice_workers_desired{role="decode"}') == 2
+
+
+async def _until(router: RunningRouter, sample: str, value: float) -> None:
+    async with asyncio.timeout(10):
+        while await router.metric(sample) != value:  # noqa: ASYNC110 - from outside
+            await asyncio.sleep(0.02)

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from core.ids import Incarnation, WorkerId
-from core.messages import Heartbeat, Role, WorkerLoad
+from core.messages import DesiredWorkers, Heartbeat, Role, WorkerLoad
 from router.registry import Change, WorkerRegistry
 
 D0 = WorkerId("decode-0")
@@ -108,3 +109,29 @@ def test_a_lost_worker_is_shown_for_a_while_and_one_that_drained_is_not(
     assert registry.usable("decode") == []
     registry.lose(D0, _beat().incarnation)
     assert registry.lost(now_s=403.0) == []
+
+
+def _told(worker: str, generation: int, num_decode: int) -> Heartbeat:
+    desired = DesiredWorkers(generation, prefill=1, decode=num_decode)
+    return msgspec.structs.replace(_beat(worker=WorkerId(worker)), desired=desired)
+
+
+def test_of_what_is_wanted_the_newest_word_counts_in_whatever_order_it_comes(
+    registry: WorkerRegistry,
+) -> None:
+    assert registry.desired() is None
+    registry.observe(_beat(worker=WorkerId("new")), now_s=0.0)  # not told yet
+    assert registry.desired() is None
+    registry.observe(_told("a", 2, num_decode=3), now_s=0.0)
+    registry.observe(_told("b", 1, num_decode=2), now_s=0.1)
+    assert registry.desired() == DesiredWorkers(2, prefill=1, decode=3)
+
+
+def test_what_a_deployment_wanted_that_is_gone_does_not_outdo_its_successor(
+    registry: WorkerRegistry,
+) -> None:
+    """Routers of their own outlive a deployment; the next one counts its changes from 0 again."""
+    registry.observe(_told("a", 7, num_decode=3), now_s=0.0)
+    registry.observe(_told("b", 0, num_decode=1), now_s=4.0)
+    registry.expire(now_s=4.0)
+    assert registry.desired() == DesiredWorkers(0, prefill=1, decode=1)
