@@ -17,6 +17,7 @@ from deploy.actors import Ending, ProcessIdentity, RemoteServiceActor
 from deploy.events import Event, ProcessDied, ProcessStarted, ServiceEnded
 from deploy.launch import Launch
 from deploy.reconciler import Observed, State
+from deploy.seat_state import UP, SeatAction, SeatEvent, SeatState, after
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +26,22 @@ POLL_S = 1.0
 END_WAIT_S = 5.0
 """Each question after a service's end is answered within this time: one that nobody waits for any
 more must not occupy a thread of the service for ever."""
+SEEN_AS: Mapping[SeatState, State] = {
+    SeatState.NAMELESS: "pending",
+    SeatState.PLACED: "pending",
+    SeatState.ADOPTED: "adopted",
+    SeatState.STARTING: "starting",
+    SeatState.READY: "ready",
+    SeatState.DRAINING: "draining",
+    SeatState.ENDED: "ended",
+    SeatState.REFUSED: "refused",
+    SeatState.DEAD: "dead",
+}
+HEARD = {
+    "starting": SeatEvent.HEARD_STARTING,
+    "ready": SeatEvent.HEARD_READY,
+    "draining": SeatEvent.HEARD_DRAINING,
+}
 
 
 @dataclass(slots=True)
@@ -33,10 +50,11 @@ class _Seat:
 
     role: Party
     revision: str
-    actor: Any = None
-    """None: Ray has not taken it yet, since its name was still that of its predecessor."""
     launch: Launch | None = None
-    state: State = "pending"
+    """None: an earlier controller has started it."""
+    state: SeatState = SeatState.VACANT
+    actor: Any = None
+    """Its handle in every state but ``NAMELESS``; None also where it was missed."""
     health: WorkerHealth | None = None
     answered_at: float = 0.0
     asked_at: float = 0.0
@@ -45,6 +63,12 @@ class _Seat:
     health_call: ray.ObjectRef[Any] | None = None
     end_call: ray.ObjectRef[Any] | None = None
     identity_call: ray.ObjectRef[Any] | None = None
+
+    def clear(self, now: float) -> None:
+        """Drop what is known of the last process."""
+        self.actor = self.health = None
+        self.answered_at, self.asked_at, self.is_introduced = now, 0.0, False
+        self.health_call = self.end_call = self.identity_call = None
 
 
 class Fleet:
@@ -65,22 +89,65 @@ class Fleet:
     def adopt(self, revisions: Mapping[str, str]) -> None:
         """Take over what an earlier controller has started; what is not there any more is dead."""
         for name, revision in revisions.items():
-            seat = _Seat(role_of(name), revision)
+            seat = _Seat(role_of(name), revision, answered_at=time.monotonic())
+            self._seats[name] = seat
             try:
                 seat.actor = ray.get_actor(name, namespace=self._namespace)
-                seat.state, seat.answered_at = "starting", time.monotonic()
             except ValueError:
-                seat.state = "dead"
-            self._seats[name] = seat
+                self._meet(name, seat, SeatEvent.MISSED)
+            else:
+                self._meet(name, seat, SeatEvent.FOUND)
 
     def start(self, name: str, role: Party, revision: str, launch: Launch) -> None:
-        """Start a service, or start it anew. Returns before it has a process."""
-        self._seats[name] = _Seat(role, revision, launch=launch, answered_at=time.monotonic())
-        self._try_start(name, self._seats[name])
+        """Start a service, or start it anew. Returns before it has a process.
 
-    def _try_start(self, name: str, seat: _Seat) -> None:
+        Raises:
+            InvalidTransitionError: its process is still there, or about to be.
+        """
+        seat = self._seats.setdefault(name, _Seat(role, revision))
+        seat.role, seat.revision, seat.launch = role, revision, launch
+        self._meet(name, seat, SeatEvent.START_ASKED)
+
+    def drain(self, name: str) -> None:
+        """Have it finish what it has.
+
+        Raises:
+            InvalidTransitionError: it does not serve.
+        """
+        self._meet(name, self._seats[name], SeatEvent.DRAIN_ASKED)
+
+    def kill(self, name: str) -> None:
+        """End its process now, though it be frozen."""
+        self._meet(name, self._seats[name], SeatEvent.KILL_ASKED)
+
+    def forget(self, name: str) -> None:
+        """Free its name.
+
+        Raises:
+            InvalidTransitionError: it is not over.
+        """
+        self._meet(name, self._seats[name], SeatEvent.FORGET_ASKED)
+        del self._seats[name]
+
+    def _meet(self, name: str, seat: _Seat, event: SeatEvent, told: Event | None = None) -> None:
+        """Bring ``seat`` on; ``told`` goes to those who listen if it is news."""
+        seat.state, actions = after(seat.state, event)
+        for action in actions:
+            match action:
+                case SeatAction.KILL:
+                    ray.kill(seat.actor, no_restart=True)
+                case SeatAction.CREATE:
+                    seat.clear(time.monotonic())
+                    self._try_create(name, seat)
+                case SeatAction.DRAIN:
+                    seat.actor.drain.remote()
+                case SeatAction.TELL_STARTED | SeatAction.TELL_ENDED | SeatAction.TELL_DIED:
+                    assert told is not None, "who answers says what"
+                    self.events.append(told)
+
+    def _try_create(self, name: str, seat: _Seat) -> None:
         launch = seat.launch
-        assert launch is not None, "a seat without an actor has its launch"
+        assert launch is not None, "start gave it one"
         try:
             seat.actor = RemoteServiceActor.options(
                 name=name,
@@ -95,26 +162,8 @@ class Fleet:
             ).remote(launch.service, self._sentinel)
         except ValueError:
             log.debug("service=%s waits for its name", name)
-
-    def drain(self, name: str) -> None:
-        """Have it finish what it has."""
-        seat = self._seats[name]
-        seat.state = "draining"
-        seat.actor.drain.remote()
-
-    def kill(self, name: str) -> None:
-        """End its process now, though it be frozen."""
-        seat = self._seats[name]
-        if seat.actor is None:
-            seat.state = "dead"
-            return
-        ray.kill(seat.actor, no_restart=True)
-
-    def forget(self, name: str) -> None:
-        """Its name is free."""
-        seat = self._seats.pop(name)
-        if seat.actor is not None and seat.state in {"ended", "refused"}:
-            ray.kill(seat.actor, no_restart=True)
+        else:
+            self._meet(name, seat, SeatEvent.CREATED)
 
     def observe(self, wait_s: float, desired: DesiredWorkers) -> dict[str, Observed]:
         """Return what is seen of all services, after ``wait_s`` or as soon as one has news.
@@ -122,22 +171,21 @@ class Fleet:
         Each is told what is ``desired``: workers tell routers, which tell Prometheus.
         """
         for name, seat in self._seats.items():
-            if seat.actor is None and seat.state == "pending":
-                self._try_start(name, seat)
-            if seat.actor is not None:
+            if seat.state is SeatState.NAMELESS:
+                self._try_create(name, seat)
+            if seat.state in UP:
                 self._ask(seat, desired)
-        calls = list(self._calls())
-        if calls:
+        if calls := list(self._calls()):
             ray.wait(calls, num_returns=1, timeout=wait_s, fetch_local=False)
             ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0, fetch_local=False)
             done = set(ready)
             for name, seat in self._seats.items():
                 self._hear(name, seat, done)
+        else:
+            time.sleep(wait_s)  # nobody is there who could have news
         return {name: self._observed(name, seat) for name, seat in self._seats.items()}
 
     def _ask(self, seat: _Seat, desired: DesiredWorkers) -> None:
-        if seat.state in {"dead", "ended", "refused"}:
-            return
         now = time.monotonic()
         if seat.end_call is None:
             seat.end_call = seat.actor.wait_end.remote(END_WAIT_S)
@@ -160,40 +208,36 @@ class Fleet:
                 self._hear_identity(name, seat, ray.get(call, timeout=POLL_S))
             if seat.health_call in done:
                 call, seat.health_call = seat.health_call, None
-                self._hear_health(seat, ray.get(call, timeout=POLL_S))
+                self._hear_health(name, seat, ray.get(call, timeout=POLL_S))
             if seat.end_call in done:
                 call, seat.end_call = seat.end_call, None
                 self._hear_end(name, seat, ray.get(call, timeout=POLL_S))
         except (ActorUnavailableError, GetTimeoutError) as error:
             log.debug("service=%s does not answer: %s", name, error)
         except RayError as error:
-            if seat.state not in {"dead", "ended", "refused"}:
-                seat.state = "dead"
-                seat.health_call = seat.end_call = seat.identity_call = None
-                self.events.append(ProcessDied(name, first_line(error)))
+            seat.health_call = seat.end_call = seat.identity_call = None
+            self._meet(name, seat, SeatEvent.DIED, ProcessDied(name, first_line(error)))
 
     def _hear_identity(self, name: str, seat: _Seat, identity: ProcessIdentity) -> None:
         seat.is_introduced, seat.answered_at = True, time.monotonic()
-        self.events.append(ProcessStarted(name, identity))
-        if seat.state == "pending":
-            seat.state = "starting"
+        self._meet(name, seat, SeatEvent.INTRODUCED, ProcessStarted(name, identity))
 
-    def _hear_health(self, seat: _Seat, health: WorkerHealth) -> None:
+    def _hear_health(self, name: str, seat: _Seat, health: WorkerHealth) -> None:
         seat.health, seat.answered_at = health, time.monotonic()
-        if seat.state != "draining":
-            seat.state = health.state
+        self._meet(name, seat, HEARD[health.state])
 
     def _hear_end(self, name: str, seat: _Seat, ending: Ending | None) -> None:
-        if ending is None:
-            return
-        seat.state = "ended" if ending.error is None else "refused"
-        self.events.append(ServiceEnded(name, ending.error))
+        if ending is not None:
+            event = SeatEvent.ENDED if ending.error is None else SeatEvent.REFUSED
+            self._meet(name, seat, event, ServiceEnded(name, ending.error))
 
     def _observed(self, name: str, seat: _Seat) -> Observed:
         silence_s = 0.0
+        if seat.health is not None or seat.state is SeatState.ADOPTED:
+            silence_s = time.monotonic() - seat.answered_at
         if seat.health is not None:
-            silence_s = max(seat.health.silence_s, time.monotonic() - seat.answered_at)
-        return Observed(name, seat.role, seat.revision, seat.state, silence_s)
+            silence_s = max(silence_s, seat.health.silence_s)
+        return Observed(name, seat.role, seat.revision, SEEN_AS[seat.state], silence_s)
 
 
 def role_of(name: str) -> Party:

@@ -9,6 +9,9 @@ A service's way, as the reconciler sees it:
 
     Start -> pending -> starting -> ready ----------> draining -> ended (forgotten)
                  └──────────┴─────────┴─> dead -> Start after a wait, or given up
+
+A controller that begins among running services sees each as ``adopted`` until it has answered: such
+a one may serve, so that it is neither sent away nor made up for, but ended if it stays silent.
 """
 
 from collections.abc import Mapping
@@ -18,8 +21,9 @@ from typing import Literal
 from core.channel import Party
 from core.messages import DesiredWorkers
 
-State = Literal["pending", "starting", "ready", "draining", "ended", "dead", "refused"]
-"""``pending``: has not answered yet, such as for lack of room; ``ended``: as it was told;
+State = Literal["pending", "adopted", "starting", "ready", "draining", "ended", "dead", "refused"]
+"""``pending``: has not answered yet, such as for lack of room; ``adopted``: as that, but started by
+an earlier controller; ``ended``: as it was told;
 ``dead``: its process is gone; ``refused``: it ended by a config error, which no restart mends."""
 
 FIRST_WAIT_S = 1.0
@@ -139,7 +143,12 @@ class _Member:
 
     @property
     def is_up(self) -> bool:
-        return self.state in {"pending", "starting", "ready", "draining"}
+        return self.state in {"pending", "adopted", "starting", "ready", "draining"}
+
+    @property
+    def serves(self) -> bool:
+        """As far as is known; whose kill was told serves no longer."""
+        return self.state == "ready" and self.condemned_at is None
 
 
 def backoff_s(deaths: int, max_s: float) -> float:
@@ -157,6 +166,10 @@ class Reconciler:
         self._members: dict[str, _Member] = {}
         self._generation = 0
         self._actions: list[Action] = []
+
+    def limit(self, limits: Limits) -> None:
+        """Go by ``limits`` from now on."""
+        self._limits = limits
 
     def decide(
         self, now: float, desired: Desired, observed: Mapping[str, Observed]
@@ -223,7 +236,8 @@ class Reconciler:
     def _check_progress(self, now: float, name: str, member: _Member, silence_s: float) -> None:
         limits = self._limits
         in_state_s = now - member.in_state_since
-        if member.state in {"ready", "draining"} and silence_s > limits.progress_timeout_s:
+        is_watched = member.state in {"adopted", "ready", "draining"}
+        if is_watched and silence_s > limits.progress_timeout_s:
             self._kill(now, name, member, f"no progress for {silence_s:.0f} s")
         elif member.state == "starting" and in_state_s > limits.start_timeout_s:
             self._kill(now, name, member, f"not ready after {in_state_s:.0f} s")
@@ -244,6 +258,8 @@ class Reconciler:
         member = self._members[name]
         if member.state == "ended" or (member.is_leaving and not member.is_up):
             self._forget(name)
+        elif member.state == "adopted":
+            pass  # what it does is not known yet
         elif name in desired.leaving and not self._is_last_to_serve(member, desired):
             self._send_away(now, name)
 
@@ -253,12 +269,12 @@ class Reconciler:
         Without prefill workers all is served, only slower, so those go at once: two workers that
         change their roles crosswise must not wait for each other.
         """
-        if member.role != "decode" or member.state != "ready" or member.is_leaving:
+        if member.role != "decode" or not member.serves or member.is_leaving:
             return False
         if desired.targets["decode"].replicas < 1:
             return False
         staying = self._staying("decode", desired).values()
-        return not any(other.state == "ready" for other in staying)
+        return not any(other.serves for other in staying)
 
     def _revive(self, now: float, name: str, member: _Member, desired: Desired) -> None:
         target = desired.targets.get(member.role)
@@ -326,7 +342,7 @@ class Reconciler:
     def _victim(self, role: Party, target: Target, desired: Desired) -> str | None:
         """Return whom of ``role`` to send away next; who is ready stays until enough others are."""
         staying = self._staying(role, desired)
-        num_ready = sum(member.state == "ready" for member in staying.values())
+        num_serving = sum(member.serves for member in staying.values())
         if len(staying) <= target.replicas:
             return self._next_to_replace(role, target, staying)
         has_old = any(member.revision != target.revision for member in staying.values())
@@ -334,7 +350,8 @@ class Reconciler:
             name
             for name, member in staying.items()
             if (member.revision != target.revision or not has_old)
-            and (member.state != "ready" or num_ready > target.replicas)
+            and (not member.serves or num_serving > target.replicas)
+            and member.state != "adopted"
         ]
         return max(candidates, key=self._dispensability, default=None)
 
@@ -348,14 +365,14 @@ class Reconciler:
         """
         num_all = sum(member.role == role for member in self._members.values())
         is_complete = len(staying) == num_all == target.replicas
-        all_serve = all(member.state == "ready" for member in staying.values())
+        all_serve = all(member.serves for member in staying.values())
         if self._limits.max_surge or not is_complete or not all_serve:
             return None
         old = [name for name, member in staying.items() if member.revision != target.revision]
         return max(old, key=_index, default=None)
 
     def _dispensability(self, name: str) -> tuple[bool, int]:
-        return self._members[name].state != "ready", _index(name)
+        return not self._members[name].serves, _index(name)
 
     def _may_start(self, role: Party, target: Target, desired: Desired) -> bool:
         staying = self._staying(role, desired)

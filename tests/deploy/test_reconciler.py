@@ -2,7 +2,8 @@
 
 The failures guarded against: a rolling update that drains the old before the new serves, a worker
 that crashes at its start and takes a core by crashing again and again, a frozen process that counts
-as alive, two processes under one name after the controller came back, and a change that never ends.
+as alive, two processes under one name after the controller came back, one that ends workers because
+it does not know yet that they serve, and a change that never ends.
 """
 
 from dataclasses import replace
@@ -49,7 +50,23 @@ class World:
         self.desired = Desired({"prefill": Target(0, "a"), "decode": Target(0, "a")})
         self.want(**replicas)
         self.seen: dict[str, Observed] = {}
+        self.unheard: dict[str, Observed] = {}
+        """What those are that have not answered the latest controller yet."""
         self.reconciler = Reconciler(limits)
+
+    def restart_controller(self) -> None:
+        """Have another one that knows only whom there is."""
+        self.reconciler = Reconciler(self.limits)
+        for name, seen in self.seen.items():
+            if seen.state in {"pending", "starting", "ready", "draining"}:
+                self.unheard[name] = seen
+                self.put(name, "adopted")
+            elif seen.state != "adopted":
+                self.put(name, "dead")
+
+    def answer(self, name: str) -> None:
+        """Have a service tell the controller what it is."""
+        self.seen[name] = self.unheard.pop(name)
 
     def want(self, revision: str | None = None, **replicas: int) -> None:
         targets = dict(self.desired.targets)
@@ -75,7 +92,9 @@ class World:
             case Drain(name):
                 assert self.seen[name].state == "ready", action
                 self.put(name, "draining")
-            case Kill(name):
+            case Kill(name, reason):
+                assert self.seen[name].state != "adopted" or reason.startswith("no progress")
+                self.unheard.pop(name, None)
                 self.put(name, "dead")
             case Forget(name):
                 assert self.seen[name].state in {"ended", "dead", "refused"}, action
@@ -91,6 +110,8 @@ class World:
     def settle(self, rounds: int = 40) -> None:
         """Be kind: all start, all drain, until nothing more happens."""
         for _ in range(rounds):
+            for name in list(self.unheard):
+                self.answer(name)
             for name, seen in list(self.seen.items()):
                 if seen.state in {"pending", "starting"}:
                     self.put(name, "ready")
@@ -337,9 +358,50 @@ def test_a_reconciler_that_starts_anew_goes_on_and_starts_nothing_twice() -> Non
     world = started(prefill=1, decode=3)
     world.want(decode=2)
     world.act()
-    world.reconciler = Reconciler(LIMITS)
+    world.restart_controller()
     assert world.act() == []
+    for name in sorted(world.unheard):
+        world.answer(name)
+        assert world.act() == []
     assert world.act(LIMITS.drain_timeout_s + 1) == [Kill("decode-2", "not drained after 60 s")]
+
+
+def test_a_controller_that_starts_anew_ends_nobody_before_it_knows_who_serves() -> None:
+    world = started(prefill=1, decode=3)
+    world.want(prefill=0, decode=3)
+    world.desired = replace(world.desired, leaving={"prefill-0": "decode"})
+    world.restart_controller()
+    assert world.act() == []
+    for name in ("decode-0", "decode-2"):
+        world.answer(name)
+        assert world.act(1.0) == []
+    world.answer("decode-1")
+    assert world.act() == [Drain("decode-2")]
+    world.answer("prefill-0")
+    assert world.act() == [Drain("prefill-0")]
+
+
+def test_a_process_that_never_answers_the_new_controller_is_ended() -> None:
+    world = started(decode=2)
+    world.restart_controller()
+    world.answer("decode-1")
+    world.put("decode-0", "adopted", silence_s=30.0)
+    assert world.act() == []
+    world.put("decode-0", "adopted", silence_s=31.0)
+    assert world.act() == [Kill("decode-0", "no progress for 31 s")]
+    world.unheard.clear()
+    world.put("decode-0", "dead")
+    assert world.act() == [Start("decode-0", "decode", "a")]
+
+
+def test_who_is_being_killed_does_not_count_among_those_who_serve() -> None:
+    world = started(decode=2)
+    frozen = replace(world.seen["decode-0"], silence_s=31.0)
+    world.seen["decode-0"] = frozen
+    world.want(decode=1)
+    assert world.act() == [Kill("decode-0", "no progress for 31 s")]
+    assert world.act() == [Forget("decode-0")]
+    assert world.names(state="ready") == {"decode-1"}
 
 
 class Cluster(RuleBasedStateMachine):
@@ -362,7 +424,9 @@ class Cluster(RuleBasedStateMachine):
     @precondition(lambda self: self.world.names(state="ready"))
     @rule(data=st.data(), state=st.sampled_from(["dead", "ended", "refused"]))
     def lose(self, data: st.DataObject, state: State) -> None:
-        self.world.put(data.draw(st.sampled_from(sorted(self.world.names()))), state)
+        name = data.draw(st.sampled_from(sorted(self.world.names())))
+        self.world.unheard.pop(name, None)
+        self.world.put(name, state)
 
     @precondition(lambda self: self.world.names(state="ready"))
     @rule(data=st.data())
@@ -392,7 +456,20 @@ class Cluster(RuleBasedStateMachine):
 
     @rule()
     def controller_restarts(self) -> None:
-        self.world.reconciler = Reconciler(self.world.limits)
+        self.world.restart_controller()
+
+    @precondition(lambda self: self.world.unheard)
+    @rule(data=st.data())
+    def answer(self, data: st.DataObject) -> None:
+        self.world.answer(data.draw(st.sampled_from(sorted(self.world.unheard))))
+
+    @precondition(lambda self: self.world.unheard)
+    @rule(data=st.data(), state=st.sampled_from(["adopted", "dead"]))
+    def answer_never(self, data: st.DataObject, state: State) -> None:
+        name = data.draw(st.sampled_from(sorted(self.world.unheard)))
+        self.world.put(name, state, silence_s=99.0)
+        if state == "dead":
+            del self.world.unheard[name]
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 10.0, 70.0]))
     def decide(self, seconds: float) -> None:
