@@ -1,38 +1,32 @@
-"""The life of each sequence: placed, attempted, retried elsewhere, finished or given up.
+"""Carries out what ``request_life`` decides: chooses workers, sends, waits, and tells the client.
 
-Whatever ends a sequence early (client gone, stop string, timeout, shutdown) cancels its task, and
-the task sends ``Abort`` if an attempt is under way. There is no other way out.
+Whatever ends a sequence early (client gone, timeout, shutdown) cancels its task, and the task tells
+the sequence's life, which knows whether a worker must be told. There is no other way out.
 """
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Items
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import count
 
 from core.config import SluiceConfig
-from core.errors import InternalError, OverloadedError, RequestError
-from core.ids import Attempt, RequestId, WorkerId
+from core.errors import OverloadedError, RequestError
+from core.ids import Attempt, RequestId
 from core.logs import HandledRequest, request_context
-from core.messages import Abort, Failed, Output
-from router.attempt import AttemptFailure, RunningAttempt
-from router.failures import GenerationTimeoutError, ShuttingDownError, WorkersLostError
+from core.messages import Failed, Output
+from router.endings import Endings
+from router.failures import ShuttingDownError
 from router.fleet import Fleet
 from router.generation import Generation
 from router.links import DecodeLink
 from router.metrics import RouterMetrics
-from router.policy import (
-    POLICY,
-    FailureKind,
-    OwnLoad,
-    Route,
-    choose_route,
-    may_retry,
-    retry_delay_s,
-)
+from router.placing import Placer
+from router.policy import POLICY
+from router.request_life import Actions, AttemptFailure, RequestLife
+from router.request_phase import Action, Phase
+from router.running import RunningSequence
 from router.sequence import Sequence, SequenceSpec
 from router.tokenizer import Tokenizer
 
@@ -48,8 +42,8 @@ class Dispatcher:
     tokenizer: Tokenizer
     metrics: RouterMetrics
     model: str
-    _attempts: dict[RequestId, RunningAttempt] = field(
-        default_factory=dict[RequestId, RunningAttempt]
+    _running: dict[RequestId, RunningSequence] = field(
+        default_factory=dict[RequestId, RunningSequence]
     )
     _generations: set[Generation] = field(default_factory=set[Generation])
     _num_pending: int = 0
@@ -57,7 +51,8 @@ class Dispatcher:
     _is_stopping: bool = False
 
     def __post_init__(self) -> None:
-        self._block_size = self.config.for_role("decode").cache.block_size
+        self._placer = Placer(self.config, self.fleet, self.metrics, self._on_workers)
+        self._endings = Endings(self.metrics, self.fleet.traces.recorder)
         self._trace = self.fleet.traces.recorder.record
 
     @asynccontextmanager
@@ -73,7 +68,7 @@ class Dispatcher:
         generation = Generation(sequences, metrics=self.metrics, model=self.model)
         self._generations.add(generation)
         tasks = [
-            asyncio.create_task(self._run_and_report(generation, index))
+            asyncio.create_task(self._run(self._begin(generation, index)))
             for index in range(len(sequences))
         ]
         try:
@@ -83,12 +78,16 @@ class Dispatcher:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            for spec in specs:
+                del self._running[spec.request_id]
             self._num_pending -= len(specs)
 
     @property
     def num_unplaced(self) -> int:
-        """Of ``num_pending``, those that no worker has."""
-        return self._num_pending - len(self._attempts)
+        """Sequences that wait for a worker."""
+        return sum(
+            not (running.is_on_worker or running.life.is_over) for running in self._running.values()
+        )
 
     @property
     def num_pending(self) -> int:
@@ -120,48 +119,74 @@ class Dispatcher:
             generation.end_cause = "shutdown"
             generation.fail(ShuttingDownError("the router is shutting down; try again"))
 
+    # What workers say
+
     def on_output(self, link: DecodeLink, output: Output) -> None:
         """See ``FleetListener``."""
-        attempt = self._current(link, output.request_id, output.attempt)
-        if attempt is None:
-            self.metrics.stale_messages.labels(message="Output").inc()
+        running = self._current(link, output)
+        if running is None:
             return
-        if output.token_ids and not attempt.has_output:
-            attempt.has_output = True
-            self._trace(attempt.owner, "first_token")
+        if output.token_ids and running.life.phase is Phase.PREFILL:
+            self._trace(running.owner, "first_token")
+            self._do(running, running.life.gave_token())
         try:
             with self.metrics.overhead("output"):
-                delta = attempt.sequence.feed(output)
+                delta = running.sequence.feed(output)
         except Exception as error:
-            log.exception(
-                "event=feed_failed request=%s attempt=%d", output.request_id, output.attempt
-            )
-            self._end(attempt, "internal", f"the output cannot be turned into text: {error!r}")
-            self._abort(attempt)
+            log.exception("event=feed_failed request=%s attempt=%d", *running.owner)
+            reason = f"the output cannot be turned into text: {error!r}"
+            self._do(running, running.life.unreadable(reason))
             return
-        attempt.generation.put(attempt.index, delta)
+        running.generation.put(running.index, delta)
         if delta.finish_reason is not None:
-            if output.finish_reason is None:
-                self._abort(attempt)
-            attempt.end(None)
-            del self._attempts[output.request_id]
+            is_known = output.finish_reason is not None
+            self._do(running, running.life.finished(by_worker=is_known))
 
     def on_failed(self, link: DecodeLink, failed: Failed) -> None:
         """See ``FleetListener``."""
-        attempt = self._current(link, failed.request_id, failed.attempt)
-        if attempt is None:
-            self.metrics.stale_messages.labels(message="Failed").inc()
+        running = self._current(link, failed)
+        if running is None:
             return
         if failed.peer is not None:
             self.fleet.registry.suspect(failed.peer)
         if failed.kind == "draining":
             self.fleet.registry.drain(link.worker_id, link.incarnation)
-        self._end(attempt, failed.kind, failed.reason, culprit=failed.peer, field=failed.field)
+        self._end_attempt(
+            running, AttemptFailure(failed.kind, failed.reason, failed.peer, failed.field)
+        )
 
     def on_link_lost(self, link: DecodeLink) -> None:
         """See ``FleetListener``."""
-        for attempt in [each for each in self._attempts.values() if each.link is link]:
-            self._end(attempt, "worker_lost", f"decode worker {link.worker_id} was lost")
+        reason = f"decode worker {link.worker_id} was lost"
+        for running in self._on_workers():
+            if running.life.is_on(link.worker_id, link.incarnation):
+                self._end_attempt(running, AttemptFailure("worker_lost", reason))
+
+    def _on_workers(self) -> list[RunningSequence]:
+        return [running for running in self._running.values() if running.is_on_worker]
+
+    def _current(self, link: DecodeLink, message: Output | Failed) -> RunningSequence | None:
+        """Return what ``message`` is about, unless it is over or on another worker."""
+        running = self._running.get(message.request_id)
+        if running is not None and running.life.is_current(
+            message.attempt, link.worker_id, link.incarnation
+        ):
+            return running
+        self.metrics.stale_messages.labels(message=type(message).__name__).inc()
+        return None
+
+    def _end_attempt(self, running: RunningSequence, failure: AttemptFailure) -> None:
+        """The attempt is over on its worker: count what follows, and do it."""
+        stage, owner = running.life.stage, running.owner
+        self._trace(owner, "attempt_failed", kind=failure.kind, reason=f"{failure.reason:.200}")
+        actions = running.life.attempt_failed(failure)
+        if running.life.phase is Phase.BACKOFF:
+            self.metrics.retries.labels(stage=stage, reason=failure.kind).inc()
+        elif failure.kind not in {"request", "internal"}:
+            self.metrics.retries_exhausted.labels(stage=stage, reason=failure.kind).inc()
+        self._do(running, actions)
+
+    # From the arrival to the end
 
     def _admit(self, num_sequences: int) -> None:
         limit = self.config.router.max_pending_requests
@@ -178,166 +203,77 @@ class Dispatcher:
             raise OverloadedError(f"{self._num_pending} requests are pending; try again later")
         self._num_pending += num_sequences
 
-    async def _run_and_report(self, generation: Generation, index: int) -> None:
-        """Run one sequence to its end and tell the generation how it ended."""
-        sequence = generation.sequences[index]
-        self.metrics.input_tokens.labels(model=self.model).observe(
-            len(sequence.spec.prompt_token_ids)
-        )
+    def _begin(self, generation: Generation, index: int) -> RunningSequence:
+        life = RequestLife(max_attempts=self.config.router.max_attempts)
+        running = RunningSequence(generation, index, life)
+        spec = running.sequence.spec
+        self._running[spec.request_id] = running
+        self.metrics.input_tokens.labels(model=self.model).observe(len(spec.prompt_token_ids))
+        return running
+
+    async def _run(self, running: RunningSequence) -> None:
+        """Wait for what the sequence waits for, phase by phase, to its end."""
         timeout_s = self.config.router.request_timeout_s
-        ended = (sequence.spec.request_id, Attempt(0))
+        life = running.life
         try:
             async with asyncio.timeout(timeout_s):
-                await self._run(generation, index)
+                while not life.is_over:
+                    await self._wait(running)
         except TimeoutError:
-            self._trace(ended, "failed", reason=f"over {timeout_s} s")
-            self._count_cancelled(sequence, "timeout")
-            generation.fail(GenerationTimeoutError(f"the request took longer than {timeout_s} s"))
+            self._do(running, life.timed_out(timeout_s))
         except asyncio.CancelledError:
-            self._trace(ended, "left", cause=generation.end_cause)
-            self._count_cancelled(sequence, generation.end_cause)
+            self._do(running, life.left())
             raise
-        except Exception as error:  # noqa: BLE001 - the top of a request: it ends with the error
-            log.info("event=failed error=%s reason=%s", type(error).__name__, error)
-            self._trace(ended, "failed", reason=f"{error!s:.200}")
-            generation.fail(error)
-        else:
-            reason = sequence.finish_reason or ""
-            self._trace(ended, "finished", tokens=len(sequence.token_ids), reason=reason)
-            log.info(
-                "event=finished reason=%s prompt_tokens=%d output_tokens=%d",
-                sequence.finish_reason,
-                len(sequence.spec.prompt_token_ids),
-                len(sequence.token_ids),
-            )
-            generation.end(index)
-
-    def _count_cancelled(self, sequence: Sequence, cause: str) -> None:
-        stage = "decode" if sequence.token_ids else "prefill"
-        self.metrics.cancellations.labels(stage=stage, cause=cause).inc()
-
-    async def _run(self, generation: Generation, index: int) -> None:
-        """Make attempts until one finishes.
-
-        Raises:
-            SluiceError: none did, and another one is not allowed or not possible.
-        """
-        avoid: set[WorkerId] = set()
-        sequence = generation.sequences[index]
-        num_refused = 0  # by workers that drain
-        for number in count(1):
-            request_context.set(HandledRequest(sequence.spec.request_id, Attempt(number)))
-            with self.metrics.stage("route"):
-                link, route = await self._place(sequence, avoid)
-            future = asyncio.get_running_loop().create_future()
-            attempt = RunningAttempt(
-                Attempt(number), sequence, generation, index, link, route, ended=future
-            )
-            with self.metrics.stage("generate"):
-                failure = await self._carry_out(attempt)
-            if failure is None:
-                return
-            log.info("event=attempt_failed kind=%s reason=%s", failure.kind, failure.reason)
-            self._trace(
-                attempt.owner, "attempt_failed", kind=failure.kind, reason=f"{failure.reason:.200}"
-            )
-            num_refused += failure.kind == "draining"
-            self._check_retry(attempt, failure, number - num_refused)
-            avoid.add(failure.culprit)
-            await asyncio.sleep(retry_delay_s(failure.kind, attempt=number - num_refused))
-
-    async def _place(self, sequence: Sequence, avoid: set[WorkerId]) -> tuple[DecodeLink, Route]:
-        """Wait, for a bounded time, until a decode worker can be chosen."""
-        wait_s = self.config.router.admission_wait_s
-        try:
-            async with asyncio.timeout(wait_s):
-                while True:
-                    with self.metrics.overhead("choose"):
-                        route = self._choose(sequence, avoid)
-                    link = None if route is None else self.fleet.link(route.decode)
-                    if route is not None and link is not None:
-                        return link, route
-                    await self.fleet.changed()
-        except TimeoutError as error:
-            self.metrics.rejections.labels(reason="no_worker").inc()
-            raise OverloadedError(
-                f"no decode worker became ready in {wait_s} s; try again later"
-            ) from error
-
-    def _choose(self, sequence: Sequence, avoid: set[WorkerId]) -> Route | None:
-        return choose_route(
-            len(sequence.spec.prompt_token_ids) + len(sequence.token_ids),
-            decode=[w for w in self.fleet.registry.usable("decode") if self.fleet.link(w)],
-            prefill=self.fleet.registry.usable("prefill"),
-            own=self._own_load(),
-            local_prefill_max_tokens=self.config.router.local_prefill_max_tokens,
-            block_size=self._block_size,
-            avoid=avoid,
-        )
-
-    def _own_load(self) -> OwnLoad:
-        sequences: Counter[WorkerId] = Counter()
-        prefill_tokens: Counter[WorkerId] = Counter()
-        for attempt in self._attempts.values():
-            sequences[attempt.link.worker_id] += 1
-            if attempt.route.prefill is not None and not attempt.has_output:
-                num_tokens = len(attempt.sequence.spec.prompt_token_ids)
-                prefill_tokens[attempt.route.prefill.worker_id] += num_tokens
-        return OwnLoad(sequences, prefill_tokens)
-
-    async def _carry_out(self, attempt: RunningAttempt) -> AttemptFailure | None:
-        """Send the attempt and wait for its end; leaving early aborts it."""
-        self._attempts[attempt.sequence.spec.request_id] = attempt
-        attempt.link.send(attempt.message())
-        self._trace(attempt.owner, "dispatched", **attempt.route.described())
-        self.metrics.route_decisions.labels(
-            policy=POLICY, path=attempt.route.path, reason=attempt.route.reason
-        ).inc()
-        try:
-            return await attempt.ended
+        except Exception as error:
+            log.exception("event=run_failed")
+            self._do(running, life.broke(error))
         finally:
-            if self._attempts.get(attempt.sequence.spec.request_id) is attempt:
-                del self._attempts[attempt.sequence.spec.request_id]
-                self._abort(attempt)
+            self._endings.report(running)
 
-    def _check_retry(
-        self, attempt: RunningAttempt, failure: AttemptFailure, num_attempts: int
-    ) -> None:
-        """Count the retry after ``num_attempts``, or raise what the client is told instead."""
-        kind, stage = failure.kind, attempt.stage
-        max_attempts = self.config.router.max_attempts
-        if may_retry(kind, attempt=num_attempts, max_attempts=max_attempts):
-            self.metrics.retries.labels(stage=stage, reason=kind).inc()
-            return
-        if kind == "request":
-            raise RequestError(failure.reason, field=failure.field)
-        if kind == "internal":
-            raise InternalError(failure.reason)
-        self.metrics.retries_exhausted.labels(stage=stage, reason=kind).inc()
-        message = f"{failure.reason} (attempt {num_attempts} of {max_attempts}); try again later"
-        raise OverloadedError(message) if kind == "capacity" else WorkersLostError(message)
+    async def _wait(self, running: RunningSequence) -> None:
+        """Return when the phase may have changed."""
+        life = running.life
+        if running.is_on_worker:
+            with self.metrics.stage("generate"):
+                await running.moved_on.wait()
+        elif life.phase is Phase.BACKOFF:
+            assert life.failure is not None, "there is nothing to retry without"
+            log.info(
+                "event=attempt_failed kind=%s reason=%s", life.failure.kind, life.failure.reason
+            )
+            await asyncio.sleep(life.retry_delay_s)
+            self._do(running, life.retry_due())
+        else:
+            name = (running.sequence.spec.request_id, Attempt(life.attempt + 1))
+            request_context.set(HandledRequest(*name))
+            with self.metrics.stage("route"):
+                await self._place(running)
 
-    def _current(
-        self, link: DecodeLink, request_id: RequestId, number: Attempt
-    ) -> RunningAttempt | None:
-        """Return the attempt that a message is about, unless it is over or on another link."""
-        attempt = self._attempts.get(request_id)
-        if attempt is None or attempt.number != number or attempt.link is not link:
-            return None
-        return attempt
+    async def _place(self, running: RunningSequence) -> None:
+        try:
+            running.link, route = await self._placer.place(running)
+        except OverloadedError as error:
+            self._do(running, running.life.not_placed(error))
+        else:
+            self._do(running, running.life.placed(route))
 
-    def _end(
-        self,
-        attempt: RunningAttempt,
-        kind: FailureKind,
-        reason: str,
-        *,
-        culprit: WorkerId | None = None,
-        field: str | None = None,
-    ) -> None:
-        """End ``attempt`` without a result; by default its decode worker is to blame."""
-        del self._attempts[attempt.sequence.spec.request_id]
-        attempt.end(AttemptFailure(kind, reason, culprit or attempt.link.worker_id, field))
+    # What a sequence's life asks for
 
-    def _abort(self, attempt: RunningAttempt) -> None:
-        attempt.link.send(Abort(attempt.sequence.spec.request_id, attempt.number))
+    def _do(self, running: RunningSequence, actions: Actions) -> None:
+        for action in actions:
+            match action:
+                case Action.DISPATCH:
+                    self._dispatch(running)
+                case Action.ABORT:
+                    running.abort()
+                case Action.ANSWER:
+                    self._endings.answer(running)
+        if not running.is_on_worker:
+            running.moved_on.set()
+
+    def _dispatch(self, running: RunningSequence) -> None:
+        route = running.dispatch()
+        self._trace(running.owner, "dispatched", **route.described())
+        self.metrics.route_decisions.labels(
+            policy=POLICY, path=route.path, reason=route.reason
+        ).inc()

@@ -42,6 +42,16 @@ async def test_more_draining_workers_than_attempts_are_no_failed_request(
     assert answer.status_code == 200, answer.text
 
 
+async def test_a_worker_that_drains_for_ever_and_reports_ready_is_not_asked_for_ever(
+    start_router: StartRouter,
+) -> None:
+    router = await start_router(max_attempts=2)
+    worker = await router.start_worker(refuse, heartbeat_interval_s=0.02)
+    answer = await ask(router)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "overloaded")
+    assert len(worker.generates) == 3  # a refusal that nobody could foresee, and two attempts
+
+
 async def test_a_refusal_takes_a_worker_out_before_its_next_heartbeat(
     start_router: StartRouter,
 ) -> None:
