@@ -102,6 +102,7 @@ class Fleet:
     async def run(self, listener: FleetListener) -> None:
         """Keep registry and links up to date until cancelled; then close everything."""
         self._listener = listener
+        self._count_workers()  # none: told at once, and not only when the first one has come
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._receive_reports())

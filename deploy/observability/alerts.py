@@ -26,11 +26,6 @@ class Alert:
     summary: str
     description: str
 
-    @property
-    def anchor(self) -> str:
-        """The runbook's place on its page."""
-        return self.name.lower()
-
     def to_rule(self, runbooks: str) -> Mapping[str, Any]:
         """Return the rule as Prometheus reads it."""
         return {
@@ -41,7 +36,7 @@ class Alert:
             "annotations": {
                 "summary": self.summary,
                 "description": self.description,
-                "runbook_url": f"{runbooks}#{self.anchor}",
+                "runbook_url": f"{runbooks}#{self.name.lower()}",
             },
         }
 
@@ -57,7 +52,6 @@ def _grown(metric: str, labels: str = "", *, window: str = "10m", by: str = OF) 
 
 
 _GENERATIONS: Final = 'endpoint=~"/v1/(chat/)?completions"'
-_READY: Final = 'sum by (namespace, release, instance) (sluice_workers{{role="{}",state="ready"}})'
 _ROUTER_SEEN: Final = (
     f"(count by ({OF}) (count_over_time(sluice_workers[1h])) or "
     f"(count by ({OF}) (count_over_time(sluice_workers[1d])) "
@@ -123,7 +117,7 @@ FLEET: Final = (
     Alert(
         "SluiceNoReadyDecode",
         "critical",
-        f"max by ({OF}) ({_READY.format('decode')}) == 0",
+        f'max by ({OF}) (sluice_workers{{role="decode",state="ready"}}) == 0',
         "1m",
         "No decode worker is ready: nothing is served",
         "The routers know no decode worker that has proven itself by a generation.",
@@ -131,12 +125,22 @@ FLEET: Final = (
     Alert(
         "SluiceNoReadyPrefill",
         "warning",
-        # Silent where no prefill worker was ever seen: that deployment runs without.
-        f"max by ({OF}) ({_READY.format('prefill')}) == 0 and on ({OF}) "
-        f'max by ({OF}) (max_over_time(sluice_workers{{role="prefill"}}[1h])) > 0',
+        # Silent where none is wanted: that deployment runs without.
+        f'max by ({OF}) (sluice_workers{{role="prefill",state="ready"}}) == 0 and on ({OF}) '
+        f'max by ({OF}) (sluice_workers_desired{{role="prefill"}}) > 0',
         "2m",
         "No prefill worker is ready: decode workers compute all prompts",
         "Requests are served, with time between tokens as on a server without two fleets.",
+    ),
+    Alert(
+        "SluiceWorkersMissing",
+        "warning",
+        # Silent where none is ready: the two alerts above tell of that.
+        f"max by ({OF}, role) (sluice_workers_desired) - on ({OF}, role) "
+        f'(max by ({OF}, role) (sluice_workers{{state="ready"}}) > 0) > 0',
+        "15m",
+        "Fewer {{ $labels.role }} workers are ready than are wanted",
+        "{{ $value }} of them are missing; the others do their work.",
     ),
     Alert(
         "SluiceWorkersRestart",
@@ -275,7 +279,6 @@ GROUPS: Final[Mapping[str, Sequence[Alert]]] = {
     "sluice-queues": QUEUES,
     "sluice-transfer": TRANSFER,
 }
-ALERTS: Final = tuple(alert for group in GROUPS.values() for alert in group)
 
 
 def rules(*, runbooks: str = RUNBOOKS) -> Mapping[str, Any]:

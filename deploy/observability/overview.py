@@ -214,8 +214,12 @@ FLEET: Final = Row(
     (
         Panel(
             "Workers",
-            (Query("max by (role, state) (sluice_workers{@})", "{{role}} {{state}}"),),
-            text="As the router knows them; starting: not yet proven by a generation.",
+            (
+                Query("max by (role, state) (sluice_workers{@})", "{{role}} {{state}}"),
+                Query("max by (role) (sluice_workers_desired{@})", "{{role}} wanted"),
+            ),
+            text="As the router knows them; starting: not yet proven by a generation; wanted: by "
+            "the config or `sluice scale`.",
         ),
         Panel(
             "Restarts in 10 minutes",

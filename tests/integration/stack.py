@@ -28,6 +28,7 @@ from core.config import SluiceConfig
 from core.ids import WorkerId
 from core.lifecycle import Lifecycle
 from core.logs import set_up_logging
+from core.messages import DesiredWorkers
 from core.worker_context import WorkerContext
 from deploy.ports import claim_port
 from tests.chaos.network import Network, Place, enter, over_tcp
@@ -73,6 +74,8 @@ def run_member(member: Member) -> None:
 
 async def serve(member: Member) -> None:
     lifecycle = Lifecycle()
+    deploy = member.config.deploy
+    lifecycle.desired = DesiredWorkers(0, deploy.prefill, deploy.decode)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lifecycle.stop.set)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lifecycle.drain.set)
     if member.role == "router":

@@ -12,16 +12,21 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.observability.alerts import ALERTS, Alert
+from deploy.observability.alerts import Alert
 from deploy.observability.files import RULES, render
+from tests.observability.alerts import ALERTS
 from tests.observability.prometheus import promtool
 
 ROOT = Path(__file__).parents[2]
 DECODE_READY = 'sluice_workers{role="decode",state="ready",instance="r"}'
 PREFILL_READY = 'sluice_workers{role="prefill",state="ready",instance="r"}'
+DECODE_DESIRED = 'sluice_workers_desired{role="decode",instance="r"}'
+PREFILL_DESIRED = 'sluice_workers_desired{role="prefill",instance="r"}'
 HEALTHY = {
     DECODE_READY: "2x60",
     PREFILL_READY: "1x60",
+    DECODE_DESIRED: "2x60",
+    PREFILL_DESIRED: "1x60",
     'sluice_config_info{role="prefill",compat_hash="a",instance="p0"}': "1x60",
     'sluice_config_info{role="decode",compat_hash="a",instance="d0"}': "1x60",
     'sluice_time_to_first_token_seconds_bucket{le="0.5"}': "0+60x60",
@@ -83,6 +88,7 @@ TROUBLES = {
     ),
     "SluiceNoReadyDecode": Trouble({DECODE_READY: "2x30 0x30"}),
     "SluiceNoReadyPrefill": Trouble({PREFILL_READY: "1x30 0x30"}),
+    "SluiceWorkersMissing": Trouble({DECODE_DESIRED: "2x20 3x40"}),
     "SluiceWorkersRestart": Trouble({'sluice_worker_restarts_total{role="decode"}': "0+0.2x60"}),
     "SluiceCompatibilityMixed": Trouble(
         {'sluice_config_info{role="decode",compat_hash="b",instance="d1"}': "1x60"}
@@ -94,6 +100,8 @@ TROUBLES = {
         {
             DECODE_READY: "2x25",
             PREFILL_READY: "1x25",
+            DECODE_DESIRED: "2x25",
+            PREFILL_DESIRED: "1x25",
         }
     ),
     "SluiceStrangers": Trouble({'sluice_channel_rejects_total{reason="key"}': "0x34 1x26"}),
@@ -209,18 +217,38 @@ def test_a_lost_router_is_not_forgotten_while_its_workers_are_scraped(
 
 
 def test_a_router_that_was_never_scraped_is_not_missed(tmp_path: Path) -> None:
-    assert firing(tmp_path, samples({DECODE_READY: None, PREFILL_READY: None})) == set()
+    unknown = dict.fromkeys((DECODE_READY, PREFILL_READY, DECODE_DESIRED, PREFILL_DESIRED))
+    assert firing(tmp_path, samples(unknown)) == set()
 
 
-def test_a_deployment_without_prefill_workers_is_silent(tmp_path: Path) -> None:
-    without = samples({PREFILL_READY: "0x60"}, labels='namespace="prod",release="without"')
+@pytest.mark.parametrize(
+    ("ready", "desired"), [("0x60", "0x60"), ("1x37 0x20", "1x36 0x20")], ids=["never", "any more"]
+)
+def test_a_deployment_that_wants_no_prefill_workers_is_silent(
+    tmp_path: Path, ready: str, desired: str
+) -> None:
+    without = samples(
+        {PREFILL_READY: ready, PREFILL_DESIRED: desired},
+        labels='namespace="prod",release="without"',
+    )
     well = samples({}, labels='namespace="prod",release="well"')
     assert firing(tmp_path, without + well) == set()
 
 
-def test_prefill_workers_that_never_become_ready_are_told(tmp_path: Path) -> None:
-    starting = 'sluice_workers{role="prefill",state="starting",instance="r"}'
-    found = firing(tmp_path, samples({PREFILL_READY: "0x60", starting: "1x60"}))
+def test_workers_are_missing_for_a_while_before_anybody_is_called(tmp_path: Path) -> None:
+    assert firing(tmp_path, samples({DECODE_DESIRED: "2x26 3x40"})) == set()
+
+
+def test_a_router_that_knows_fewer_workers_than_its_neighbour_misses_none(tmp_path: Path) -> None:
+    neighbour = {
+        DECODE_READY.replace('"r"', '"s"'): "1x60",
+        DECODE_DESIRED.replace('"r"', '"s"'): "2x60",
+    }
+    assert firing(tmp_path, samples(dict(neighbour))) == set()
+
+
+def test_prefill_workers_that_never_become_ready_are_told_of_once(tmp_path: Path) -> None:
+    found = firing(tmp_path, samples({PREFILL_READY: "0x60"}))
     assert found == {("SluiceNoReadyPrefill", "")}
 
 

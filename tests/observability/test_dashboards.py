@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.observability.alerts import ALERTS
 from deploy.observability.files import DASHBOARDS, render
 from deploy.observability.grafana import SELECTORS, Dashboard
+from tests.observability.alerts import ALERTS
 from tests.observability.prometheus import promtool
 
 ROOT = Path(__file__).parents[2]

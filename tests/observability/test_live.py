@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from deploy.observability.alerts import ALERTS
 from deploy.observability.files import DASHBOARDS, RULES, render
 from deploy.observability.grafana import Dashboard
 from tests.integration.stack import Stack
+from tests.observability.alerts import ALERTS
 from tests.observability.busy_run import families, meet_trouble, open_stack, work
 from tests.observability.prometheus import Prometheus, program, serve
 

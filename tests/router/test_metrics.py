@@ -37,6 +37,15 @@ def test_the_load_of_several_workers_is_their_sum_and_what_waits_before_them() -
     )
 
 
+async def test_a_router_that_nobody_reports_to_says_that_none_is_ready(
+    router: RunningRouter,
+) -> None:
+    """A router that starts while all workers are down would otherwise look like none at all."""
+    text = (await router.http.get("/metrics")).text
+    for role in ("prefill", "decode"):
+        assert f'sluice_workers{{role="{role}",state="ready"}} 0.0' in text
+
+
 async def test_what_is_wanted_is_shown_once_it_is_known_and_when_the_last_worker_is_gone(
     start_router: StartRouter,
 ) -> None:
