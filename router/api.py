@@ -1,7 +1,7 @@
 """The HTTP API: OpenAI's, and what operators and probes ask."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,11 +12,13 @@ from starlette.exceptions import HTTPException
 
 from core.errors import ModelNotFoundError, RequestError, RequestTooLargeError, SluiceError
 from core.messages import Heartbeat
+from router import endpoints
 from router.api_keys import ApiKeys, KeyedApp
 from router.body import read_body
 from router.cache_api import CacheAPI
 from router.dispatch import Dispatcher
 from router.draining import ClosingApp
+from router.endpoints import Endpoint
 from router.error_responses import answer_error, answer_http_error, answer_unexpected
 from router.failures import ContextLengthError
 from router.fleet import Fleet
@@ -163,27 +165,47 @@ def create_app(api: RouterAPI, keys: ApiKeys | None = None) -> FastAPI:
     app.add_exception_handler(SluiceError, answer_error)
     app.add_exception_handler(HTTPException, answer_http_error)
     app.add_exception_handler(Exception, answer_unexpected)
-    app.get("/v1/models")(api.models)
-    app.get("/v1/models/{name:path}")(api.model)
-    app.post("/v1/completions", openapi_extra=_body_schema(CompletionRequest))(api.completions)
-    app.post("/v1/chat/completions", openapi_extra=_body_schema(ChatRequest))(api.chat_completions)
-    cache = CacheAPI(api.fleet.caches)
-    app.get("/v1/cache")(cache.show)
-    app.post("/v1/cache/reset")(cache.reset)
-    app.get("/v1/trace/{name:path}")(TraceAPI(api.fleet.traces).show)
-    for path in ("/health", "/livez"):
-        app.get(path)(api.health)
-    for path in ("/ready", "/readyz"):
-        app.get(path)(api.ready)
-    app.get("/status")(api.status)
-    app.get("/metrics")(api.prometheus)
+    handlers = _handlers(api)
+    for endpoint in endpoints.ENDPOINTS:
+        app.add_api_route(
+            endpoint.path,
+            handlers[endpoint],
+            methods=[endpoint.method],
+            openapi_extra=_BODY_SCHEMAS.get(endpoint),
+        )
     return app
+
+
+def _handlers(api: RouterAPI) -> dict[Endpoint, Callable[..., Awaitable[Response]]]:
+    """Return what answers at each endpoint."""
+    cache = CacheAPI(api.fleet.caches)
+    return {
+        endpoints.COMPLETIONS: api.completions,
+        endpoints.CHAT_COMPLETIONS: api.chat_completions,
+        endpoints.MODELS: api.models,
+        endpoints.MODEL: api.model,
+        endpoints.CACHE: cache.show,
+        endpoints.CACHE_RESET: cache.reset,
+        endpoints.TRACE: TraceAPI(api.fleet.traces).show,
+        endpoints.STATUS: api.status,
+        endpoints.HEALTH: api.health,
+        endpoints.LIVEZ: api.health,
+        endpoints.READY: api.ready,
+        endpoints.READYZ: api.ready,
+        endpoints.METRICS: api.prometheus,
+    }
 
 
 def _body_schema(kind: type[GenerationRequest]) -> dict[str, Any]:
     """Return the OpenAPI part that describes a body which the endpoint parses itself."""
     content = {"application/json": {"schema": kind.model_json_schema()}}
     return {"requestBody": {"required": True, "content": content}}
+
+
+_BODY_SCHEMAS = {
+    endpoints.COMPLETIONS: _body_schema(CompletionRequest),
+    endpoints.CHAT_COMPLETIONS: _body_schema(ChatRequest),
+}
 
 
 def _options(

@@ -7,12 +7,12 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from core.errors import ConfigError
+from router.endpoints import OPEN_PATHS
 from router.responses import ErrorBody, Problem, to_json
 
 log = logging.getLogger(__name__)
@@ -21,8 +21,6 @@ LOOK_INTERVAL_S = 1.0
 """Between two looks at whether the file has changed."""
 MAX_FILE_NBYTES = 2**20
 MIN_KEY_LENGTH = 16
-OPEN: Final = frozenset({"/health", "/ready", "/livez", "/readyz", "/metrics"})
-"""What probes and Prometheus ask: it names no worker and no request."""
 
 _Version = tuple[int, int, int]
 
@@ -69,7 +67,7 @@ class ApiKeys:
 
 
 class KeyedApp:
-    """ASGI middleware: without a key no request reaches anything but what is ``OPEN``."""
+    """ASGI middleware: without a key no request reaches anything but what is open."""
 
     def __init__(self, app: ASGIApp, *, keys: ApiKeys) -> None:
         self._app = app
@@ -77,7 +75,7 @@ class KeyedApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 401."""
-        if scope["type"] != "http" or scope["path"] in OPEN:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         key = _bearer(scope)

@@ -3,30 +3,13 @@
 import re
 import secrets
 import time
-from typing import Any, Final
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from router.endpoints import label_of
 from router.metrics import RouterMetrics
 
-TRACE_ENDPOINT: Final = "/v1/trace"
-"""With the name of a request behind it, which is no label."""
-ENDPOINTS: Final = frozenset(
-    {
-        "/v1/completions",
-        "/v1/chat/completions",
-        "/v1/models",
-        "/v1/cache",
-        "/v1/cache/reset",
-        TRACE_ENDPOINT,
-        "/health",
-        "/livez",
-        "/ready",
-        "/readyz",
-        "/metrics",
-        "/status",
-    }
-)
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -63,8 +46,7 @@ class ObservedApp:
         try:
             await self._app(scope, receive, observing_send)
         finally:
-            path = scope["path"]
-            endpoint = _endpoint(path)
+            endpoint = label_of(scope["path"])
             code = str(state.get("outcome", status))
             self._metrics.requests.labels(model=self._model, endpoint=endpoint, code=code).inc()
             self._metrics.request_duration.labels(model=self._model, endpoint=endpoint).observe(
@@ -75,12 +57,6 @@ class ObservedApp:
 def request_id_of(scope: Scope) -> str:
     """Return the ``x-request-id`` that the response to a request carries."""
     return scope["state"]["request_id"]
-
-
-def _endpoint(path: str) -> str:
-    if path.startswith(f"{TRACE_ENDPOINT}/"):
-        return TRACE_ENDPOINT
-    return path if path in ENDPOINTS else "other"
 
 
 def _request_id(scope: Scope) -> bytes:

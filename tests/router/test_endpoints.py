@@ -1,0 +1,74 @@
+"""One table says what is served, what needs a key, and what is counted: a path is in all or none.
+
+The failure guarded against: a new path that nobody listed as closed, or that is counted as "other".
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from starlette.routing import Route
+
+from core.channel import DeploymentKeys
+from core.config import SluiceConfig
+from core.trace import Recorder
+from router.api import RouterAPI, create_app
+from router.dispatch import Dispatcher
+from router.endpoints import ENDPOINTS, OPEN_PATHS, OTHER, label_of
+from router.fleet import Fleet
+from router.metrics import LatencyGoals, RouterMetrics
+from router.model_card import ModelCard
+
+DOCUMENTATION = {"/openapi.json", "/docs", "/docs/oauth2-redirect"}
+"""FastAPI's own: they need a key, and are counted as other."""
+
+
+async def test_every_route_is_in_the_table_and_nothing_else_is(model_path: Path) -> None:
+    card = ModelCard.load(model_path, name="model", max_model_len=None)
+    metrics = RouterMetrics(LatencyGoals(ttft_s=1.0, itl_s=1.0))
+    config = SluiceConfig()
+    fleet = Fleet(
+        config,
+        host="127.0.0.1",
+        control_port=0,
+        keys=DeploymentKeys.generate().of("router"),
+        metrics=metrics,
+        probe_token_id=card.probe_token_id,
+        recorder=Recorder(lambda: 0.0, max_requests=1),
+    )
+    dispatcher = Dispatcher(config, fleet, card.tokenizer, metrics, card.name)
+    app = create_app(RouterAPI(card, fleet, dispatcher, metrics, max_body_nbytes=1))
+    running = asyncio.create_task(fleet.run(dispatcher))
+    await asyncio.sleep(0)
+    running.cancel()  # closes its port
+    routes = {
+        (method, route.path)
+        for route in app.routes
+        if isinstance(route, Route) and route.path not in DOCUMENTATION
+        for method in route.methods or ()
+    }
+    assert routes == {(each.method, each.path) for each in ENDPOINTS}
+    assert len(app.routes) == len(ENDPOINTS) + len(DOCUMENTATION)
+
+
+def test_what_is_open_names_no_worker_and_no_request() -> None:
+    assert {"/health", "/livez", "/ready", "/readyz", "/metrics"} == OPEN_PATHS
+
+
+@pytest.mark.parametrize(
+    ("path", "label"),
+    [
+        ("/v1/completions", "/v1/completions"),
+        ("/v1/models", "/v1/models"),
+        ("/v1/models/a/b", "/v1/models"),
+        ("/v1/trace/cmpl-1", "/v1/trace"),
+        ("/v1/tracers", OTHER),
+        ("/v1/cache/reset", "/v1/cache/reset"),
+        ("/v1/cache/nothing", OTHER),
+        ("/", OTHER),
+        ("", OTHER),
+        ("/readyz/", OTHER),
+    ],
+)
+def test_a_path_is_counted_by_its_endpoint_and_never_by_a_name_in_it(path: str, label: str) -> None:
+    assert label_of(path) == label
