@@ -104,8 +104,9 @@ def _scale(arguments: argparse.Namespace) -> int:
 
 
 def _update(arguments: argparse.Namespace) -> int:
-    config = load_settings(arguments.config, {}, arguments.assignments)
-    return run_update(arguments.name or config.deploy.name, arguments.address, config)
+    named = {"deploy.name": arguments.name}
+    config = load_settings(arguments.config, named, arguments.assignments)
+    return run_update(config.deploy.name, arguments.address, config)
 
 
 def _down(arguments: argparse.Namespace) -> int:

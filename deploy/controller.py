@@ -178,6 +178,7 @@ class Controller:
             return str(error)
         if (plan, targets) != (self._plan, self._desired.targets):
             self._plan = plan
+            self._reconciler.limit(limits_of(plan.deploy))
             self._want(Desired(targets, self._desired.leaving, self._desired.generation + 1))
         return None
 

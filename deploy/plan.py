@@ -1,6 +1,7 @@
 """A deployment's plan: what each of its services is started with, now and at every later start."""
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,16 +12,15 @@ from core.errors import ConfigError
 from core.ids import WorkerId
 from core.logs import LogFormat
 from core.worker_context import WorkerContext
+from deploy.changes import deploy_settings_of, refuse_fixed
 from deploy.launch import Launch
 from deploy.placement import router_bundle, worker_bundle
 from deploy.services import RouterService, WorkerService
 from engine.threads import thread_environment
 from router.server import RouterContext
 
-NOT_OF_A_WORKER = {"router", "deploy", "prefill", "decode"}
-"""Sections that change nothing in a worker's process."""
-LASTING = ("router", "security", "deploy")
-"""Sections that hold for a deployment's life, but for the numbers of workers."""
+NOT_OF_A_WORKER = {"router", "security", "deploy", "prefill", "decode"}
+"""Sections that change nothing in a worker's process, but for the fields of ``deploy.changes``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,11 @@ class DeploymentPlan:
         if role == "router":
             return "router"
         own = self.config.for_role(role)
-        content = own.model_dump_json(exclude=NOT_OF_A_WORKER)
-        return hashlib.sha256(content.encode()).hexdigest()[:8]
+        content: dict[str, object] = own.model_dump(mode="json", exclude=NOT_OF_A_WORKER)
+        content["deploy"] = deploy_settings_of(own, role)
+        if not self.own_router:
+            content["router_address"] = self.router_address
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
     def launch(self, role: Party, name: str) -> Launch:
         """Return what to start."""
@@ -113,35 +116,24 @@ class DeploymentPlan:
         )
 
     def updated(self, config: SluiceConfig) -> "DeploymentPlan":
-        """Return the plan by ``config``, which may change whatever only workers go by.
+        """Return the plan by ``config``, with as many workers as before.
 
         Raises:
-            ConfigError: it changes what holds for the deployment's life; names the section.
+            ConfigError: it changes what holds for the deployment's life; names the fields.
         """
-        for section in LASTING:
-            if self._lasting(config, section) != self._lasting(self.config, section):
-                raise ConfigError(
-                    f"{section}: cannot change while the deployment runs; start it anew, "
-                    "or update with the section as it was"
-                )
-        old, new = self.config.model, config.model
-        for name in ("model", "revision", "served_name"):
-            if getattr(old, name) != getattr(new, name):
-                raise ConfigError(
-                    f"model.{name}={getattr(new, name)!r}: clients know the deployment by its "
-                    "model; start another deployment for another one"
-                )
-        deploy = config.deploy.model_copy(
-            update={"prefill": self.deploy.prefill, "decode": self.deploy.decode}
-        )
-        return replace(self, config=config.model_copy(update={"deploy": deploy}))
-
-    def _lasting(self, config: SluiceConfig, section: str) -> dict[str, object]:
-        """Return the fields of ``section`` less what is settled at the start or elsewhere."""
-        if section == "router" and not self.own_router:
-            return {"control_address": config.router.control_address}
-        content = getattr(config, section).model_dump()
-        settled = {"router": ("port", "control_port"), "deploy": ("prefill", "decode")}
-        for name in settled.get(section, ()):
-            del content[name]
-        return content
+        refuse_fixed(self.config, config, own_router=self.own_router)
+        kept: dict[str, object] = {
+            "deploy": config.deploy.model_copy(
+                update={"prefill": self.deploy.prefill, "decode": self.deploy.decode}
+            )
+        }
+        if self.own_router:
+            kept["router"] = self.config.router  # with the ports that were found for it
+            return replace(self, config=config.model_copy(update=kept))
+        address = config.router.control_address
+        if address is None:
+            raise ConfigError(
+                "router.control_address: not given, so the workers would have no router to report "
+                f"to; write {self.router_address} again, or another address"
+            )
+        return replace(self, config=config.model_copy(update=kept), router_address=address)

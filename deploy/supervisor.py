@@ -30,6 +30,7 @@ KILL_RESERVE_S = 5.0
 """Of the stop timeout: for killing what did not stop, and for ending Ray."""
 REMOVE_TIMEOUT_S = 2.0
 """Beyond the rest of the stop timeout: for killing what is left by then."""
+RECALL_TIMEOUT_S = 1.0
 EVENTS_WAIT_S = 5.0
 STOP_LOOK_S = 0.2
 CALL_TIMEOUT_S = 5.0
@@ -215,13 +216,25 @@ class Supervisor:
     def stop(self) -> None:
         """Stop all services, the unwilling ones by SIGKILL. Never raises for a dead actor."""
         self._stopping.set()
-        if self._controller is not None and not run_bounded(
-            lambda: stop_all(self._namespace, self._plan.deploy.stop_timeout_s - KILL_RESERVE_S),
-            timeout_s=self._plan.deploy.stop_timeout_s - KILL_RESERVE_S + REMOVE_TIMEOUT_S,
-        ):
-            log.warning("Ray does not answer; what it has started is killed with it")
+        if self._controller is not None:
+            grace_s = self._stop_timeout_s() - KILL_RESERVE_S
+            if not run_bounded(
+                lambda: stop_all(self._namespace, grace_s), timeout_s=grace_s + REMOVE_TIMEOUT_S
+            ):
+                log.warning("Ray does not answer; what it has started is killed with it")
         if self._sentinel is not None:
             ray.kill(self._sentinel)
+
+    def _stop_timeout_s(self) -> float:
+        """Return it as it is by now: an update may have changed it."""
+        stored: list[float] = []
+
+        def recall() -> None:
+            if (found := wanted.recall(self._namespace)) is not None:
+                stored.append(found.plan.deploy.stop_timeout_s)
+
+        run_bounded(recall, timeout_s=RECALL_TIMEOUT_S)
+        return stored[0] if stored else self._plan.deploy.stop_timeout_s
 
 
 def last_line(error: RayError) -> str:

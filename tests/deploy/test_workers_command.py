@@ -218,9 +218,9 @@ def test_the_file_is_followed_and_a_client_never_notices(fleet: Fleet) -> None:
     good = fleet.file.read_text()
     fleet.file.write_text("scheduler: {max_batch_tokens: many}\n")
     fleet.wait("a line", lambda: fleet.told("event=config_ignored") == 1)
-    fleet.config["security"]["api_keys_file"] = "/nowhere"
+    fleet.config["security"]["keys_dir"] = "/nowhere"
     fleet.write()
-    fleet.wait("a line", lambda: fleet.told("reason=security: cannot change while") == 1)
+    fleet.wait("a line", lambda: fleet.told("reason=security.keys_dir=/nowhere (it runs") == 1)
     fleet.file.write_text(good)
     time.sleep(5)  # two more looks: that nothing more is told has no event
     assert fleet.told("event=config_ignored") == 2
