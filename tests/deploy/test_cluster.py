@@ -125,6 +125,12 @@ class Job:
             logs = self.cluster.job_logs(self.name)
             raise AssertionError(f"{error}; there are {self.counts()}; {logs}") from None
 
+    def wait_for_word_of(self, **counts: int) -> None:
+        """Return when Prometheus would see that so many of each role are wanted."""
+        pattern = r"^sluice_workers_desired\{role=\"(\w+)\"\} (\S+)$"
+        address = f"http://{LOOPBACK}:{self.port}/metrics"
+        wait_until(lambda: samples(address, pattern) == counts, f"{counts} are wanted")
+
     def ask(self, command: str, *arguments: str) -> None:
         """Run ``sluice COMMAND`` for it."""
         at = (f"--name={self.name}", f"--address={self.cluster.address}")
@@ -150,10 +156,14 @@ def host_of(worker: WorkerStatus) -> str:
 
 def blocks_of(worker: WorkerStatus) -> dict[str, int]:
     """Return a worker's blocks by state, as Prometheus would see them."""
-    with urllib.request.urlopen(worker.metrics_address, timeout=5) as response:  # noqa: S310
+    return samples(worker.metrics_address, r"^sluice_kv_blocks\{.*state=\"(\w+)\".*\} (\S+)$")
+
+
+def samples(address: str, pattern: str) -> dict[str, int]:
+    """Return the samples that a scrape of ``address`` has, by the label that ``pattern`` takes."""
+    with urllib.request.urlopen(address, timeout=5) as response:  # noqa: S310 - ours
         text = response.read().decode()
-    pattern = r"^sluice_kv_blocks\{.*state=\"(\w+)\".*\} (\S+)$"
-    return {state: int(float(n)) for state, n in re.findall(pattern, text, re.MULTILINE)}
+    return {label: int(float(n)) for label, n in re.findall(pattern, text, re.MULTILINE)}
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +201,7 @@ def test_workers_come_and_go_under_load(at_rest: Job, answers: Answers) -> None:
     with Load(at_rest.client.url, *answers) as load:
         at_rest.ask("scale", "prefill=2", "decode=3")
         at_rest.wait_for(prefill=2, decode=3)
+        at_rest.wait_for_word_of(prefill=2, decode=3)
         load.wait_for_more(8)
         at_rest.ask("scale", "prefill=1", "decode=1")
         at_rest.wait_for(prefill=1, decode=1)
@@ -222,6 +233,7 @@ def test_a_killed_controller_goes_on_with_what_was_wanted(
         assert {worker.incarnation for worker in at_rest.ready()} == lives
         at_rest.ask("scale", "decode=3")
         at_rest.wait_for(prefill=1, decode=3)
+        at_rest.wait_for_word_of(prefill=1, decode=3)
 
 
 def test_an_update_replaces_every_worker_and_no_request_is_lost(
