@@ -140,7 +140,8 @@ class RouterAPI:
         self, body: bytes, kind: type[Parsed], prepare: Callable[..., Prepared]
     ) -> tuple[Parsed, Prepared]:
         parsed = parse_request(body, kind)
-        return parsed, prepare(parsed, self.card, max_model_len=self._max_model_len())
+        router, max_model_len = self.fleet.incarnation, self._max_model_len()
+        return parsed, prepare(parsed, self.card, router=router, max_model_len=max_model_len)
 
     def _max_model_len(self) -> int:
         return self.fleet.max_model_len() or self.card.max_model_len

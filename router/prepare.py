@@ -4,7 +4,7 @@ import secrets
 from dataclasses import dataclass
 
 from core.errors import ModelNotFoundError, RequestError
-from core.ids import RequestId
+from core.ids import Incarnation, RequestId
 from core.sampling import SamplingParams
 from router.failures import ContextLengthError
 from router.model_card import ModelCard
@@ -27,7 +27,7 @@ class Prepared:
 
 
 def prepare_completion(
-    request: CompletionRequest, card: ModelCard, *, max_model_len: int
+    request: CompletionRequest, card: ModelCard, *, router: Incarnation, max_model_len: int
 ) -> Prepared:
     """Return the sequences of a completion request: ``n`` for each prompt.
 
@@ -44,14 +44,16 @@ def prepare_completion(
         request,
         prompts,
         card,
-        prefix="cmpl",
+        response_id=_response_id("cmpl", router),
         logprobs=request.logprobs,
         max_tokens=max_tokens,
         max_model_len=max_model_len,
     )
 
 
-def prepare_chat(request: ChatRequest, card: ModelCard, *, max_model_len: int) -> Prepared:
+def prepare_chat(
+    request: ChatRequest, card: ModelCard, *, router: Incarnation, max_model_len: int
+) -> Prepared:
     """Return the sequences of a chat request: ``n`` answers.
 
     Raises:
@@ -64,11 +66,20 @@ def prepare_chat(request: ChatRequest, card: ModelCard, *, max_model_len: int) -
         request,
         (prompt,),
         card,
-        prefix="chatcmpl",
+        response_id=_response_id("chatcmpl", router),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         max_tokens=max_tokens or max_model_len - len(prompt),
         max_model_len=max_model_len,
     )
+
+
+def _response_id(prefix: str, router: Incarnation) -> str:
+    """Return an id that no other life of a router can give.
+
+    Workers know a request by it, and take a newer attempt of one request for the end of the older:
+    that must never meet a request of another router. What a client calls it is no part of it.
+    """
+    return f"{prefix}-{router}-{secrets.token_hex(8)}"
 
 
 def _check_model(request: GenerationRequest, card: ModelCard) -> None:
@@ -83,14 +94,13 @@ def _prepare(
     prompts: tuple[tuple[int, ...], ...],
     card: ModelCard,
     *,
-    prefix: str,
+    response_id: str,
     logprobs: int | None,
     max_tokens: int,
     max_model_len: int,
 ) -> Prepared:
     _check_lengths(request, prompts, max_tokens, max_model_len)
     _check_stop_ids(request, card)
-    response_id = f"{prefix}-{secrets.token_hex(12)}"
     first_seed = secrets.randbits(63) if request.seed is None else request.seed
     specs = tuple(
         SequenceSpec(
