@@ -75,6 +75,13 @@ class Variable:
     label: str
 
 
+OF_A_DEPLOYMENT: Final = (
+    Variable("namespace", "sluice_build_info", "namespace"),
+    Variable("release", "sluice_build_info", "release"),
+)
+"""What every dashboard is narrowed by, and ``DEPLOYMENT`` selects."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dashboard:
     """One page."""

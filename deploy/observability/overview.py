@@ -3,6 +3,7 @@
 from typing import Final
 
 from deploy.observability.grafana import (
+    OF_A_DEPLOYMENT,
     Dashboard,
     Panel,
     Query,
@@ -14,8 +15,7 @@ from deploy.observability.grafana import (
 )
 
 VARIABLES: Final = (
-    Variable("namespace", "sluice_build_info", "namespace"),
-    Variable("release", "sluice_build_info", "release"),
+    *OF_A_DEPLOYMENT,
     Variable("model", "sluice_requests_total", "model"),
 )
 _GENERATIONS: Final = '@model,endpoint=~"/v1/(chat/)?completions"'

@@ -3,20 +3,16 @@
 from typing import Final
 
 from deploy.observability.grafana import (
+    OF_A_DEPLOYMENT,
     Dashboard,
     Panel,
     Query,
     Row,
-    Variable,
     mean,
     quantiles,
     rate,
 )
 
-VARIABLES: Final = (
-    Variable("namespace", "sluice_build_info", "namespace"),
-    Variable("release", "sluice_build_info", "release"),
-)
 _TIERS: Final = "`cache.host_tier_gib`"
 
 READS: Final = Row(
@@ -282,5 +278,5 @@ TRANSFER_BLOCKS: Final = Dashboard(
     title="Sluice / Transfer and blocks",
     text="How KV travels from prefill to decode, where it lies, and what holds it.",
     rows=(READS, PAIRS, BLOCKS, TIERS),
-    variables=VARIABLES,
+    variables=OF_A_DEPLOYMENT,
 )

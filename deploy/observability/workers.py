@@ -2,12 +2,21 @@
 
 from typing import Final
 
-from deploy.observability.grafana import Dashboard, Panel, Query, Row, Variable, mean, rate
+from deploy.observability.grafana import (
+    DEPLOYMENT,
+    OF_A_DEPLOYMENT,
+    Dashboard,
+    Panel,
+    Query,
+    Row,
+    Variable,
+    mean,
+    rate,
+)
 
 VARIABLES: Final = (
-    Variable("namespace", "sluice_build_info", "namespace"),
-    Variable("release", "sluice_build_info", "release"),
-    Variable("role", 'sluice_config_info{namespace=~"$namespace",release=~"$release"}', "role"),
+    *OF_A_DEPLOYMENT,
+    Variable("role", f"sluice_config_info{{{DEPLOYMENT}}}", "role"),
     Variable("worker", 'sluice_config_info{role=~"$role"}', "instance"),
 )
 _NAME: Final = "{{role}} {{instance}}"
@@ -102,9 +111,11 @@ MEMORY: Final = Row(
             "Bytes that landed here",
             (
                 Query(
-                    "sum by (instance) (rate(sluice_kv_transfer_bytes_total"
-                    '{namespace=~"$namespace",release=~"$release",instance=~"$worker"}'
-                    "[$__rate_interval]))",
+                    rate(
+                        "sluice_kv_transfer_bytes_total",
+                        "instance",
+                        of='@,instance=~"$worker"',
+                    ),
                     "{{instance}}",
                 ),
             ),
