@@ -78,13 +78,17 @@ class Fleet:
         self._namespace = namespace
         self._sentinel = sentinel
         self._seats: dict[str, _Seat] = {}
-        self.events: list[Event] = []
-        """What has happened since the caller emptied it."""
+        self._events: list[Event] = []
 
     @property
     def revisions(self) -> dict[str, str]:
         """By name, of all services there are."""
         return {name: seat.revision for name, seat in self._seats.items()}
+
+    def take_events(self) -> list[Event]:
+        """Return what has happened since the last call."""
+        events, self._events = self._events, []
+        return events
 
     def adopt(self, revisions: Mapping[str, str]) -> None:
         """Take over what an earlier controller has started; what is not there any more is dead."""
@@ -143,7 +147,7 @@ class Fleet:
                     seat.actor.drain.remote()
                 case SeatAction.TELL_STARTED | SeatAction.TELL_ENDED | SeatAction.TELL_DIED:
                     assert told is not None, "who answers says what"
-                    self.events.append(told)
+                    self._events.append(told)
 
     def _try_create(self, name: str, seat: _Seat) -> None:
         launch = seat.launch

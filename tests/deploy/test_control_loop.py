@@ -1,0 +1,257 @@
+"""A call into Ray that is answered late keeps no command waiting, and nothing wanted is lost by it.
+
+The failures guarded against: ``sluice scale`` and ``sluice status`` that time out while the
+controller starts a worker, a service that nobody finds again since it was started before its name
+was stored, and a change that is overwritten by what was wanted before it.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import pytest
+
+from core.channel import Party
+from core.config import DeployConfig, SluiceConfig
+from core.messages import DesiredWorkers
+from deploy.control_loop import ControlLoop, Row
+from deploy.events import Event, GaveUp, ProcessDied
+from deploy.launch import Launch
+from deploy.placement import Bundle
+from deploy.reconciler import Observed, State
+from deploy.wanted import Wanted, first_wanted
+
+ANSWER_WAIT_S = 20.0
+"""An answer that waits for the fleet does not come at all: the fleet stands still meanwhile."""
+GATE_WAIT_S = 60.0
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class OnePlan:
+    """Decode workers of any revision; nothing of it is ever run."""
+
+    deploy: DeployConfig = field(default_factory=DeployConfig)
+    revision_of_all: str = "a"
+    log_level: str = "info"
+    log_format: str = "text"
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def replicas(self) -> dict[Party, int]:
+        return {"prefill": 1, "decode": 2}
+
+    def revision(self, _role: Party) -> str:
+        return self.revision_of_all
+
+    def launch(self, _role: Party, name: str) -> Launch:
+        return Launch(name, Bundle({}), {})
+
+    def updated(self, config: SluiceConfig) -> "OnePlan":
+        return replace(self, revision_of_all=config.model.model)
+
+
+class Gate:
+    """Where a call stands still until it is let through."""
+
+    def __init__(self) -> None:
+        self.is_there = threading.Event()
+        self._open = threading.Event()
+        self._open.set()
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        self.is_there.clear()
+        self._open.clear()
+        try:
+            yield
+        finally:
+            self._open.set()
+
+    def pass_through(self) -> None:
+        self.is_there.set()
+        assert self._open.wait(GATE_WAIT_S), "nobody opens the gate"
+
+
+class SlowFleet:
+    """Services that are as they were put, and calls that wait at a gate."""
+
+    def __init__(self, stored: list[Wanted]) -> None:
+        self.gate = Gate()
+        self._stored = stored
+        self.seen: dict[str, Observed] = {}
+        self.told: list[DesiredWorkers] = []
+        self.events: list[Event] = []
+
+    @property
+    def revisions(self) -> dict[str, str]:
+        return {name: seen.revision for name, seen in self.seen.items()}
+
+    def observe(self, _wait_s: float, desired: DesiredWorkers) -> dict[str, Observed]:
+        self.told.append(desired)
+        return dict(self.seen)
+
+    def take_events(self) -> list[Event]:
+        events, self.events = self.events, []
+        return events
+
+    def start(self, name: str, role: Party, revision: str, _launch: Launch) -> None:
+        assert self._stored[-1].revisions[name] == revision, "a new controller would miss it"
+        self.gate.pass_through()
+        self.seen[name] = Observed(name, role, revision, "pending")
+
+    def drain(self, name: str) -> None:
+        self.gate.pass_through()
+        self.put(name, "draining")
+
+    def kill(self, name: str) -> None:
+        self.put(name, "dead")
+
+    def forget(self, name: str) -> None:
+        del self.seen[name]
+
+    def put(self, name: str, state: State) -> None:
+        self.seen[name] = replace(self.seen[name], state=state)
+
+
+class World:
+    """A control loop over a slow fleet and a slow store."""
+
+    def __init__(self) -> None:
+        self.stored: list[Wanted] = [first_wanted(OnePlan())]
+        self.store_gate = Gate()
+        self.fleet = SlowFleet(self.stored)
+        self.loop = ControlLoop(self.stored[0], self.fleet, self._put)
+
+    def _put(self, wanted: Wanted) -> None:
+        self.store_gate.pass_through()
+        self.stored.append(wanted)
+
+    @contextmanager
+    def standing(self, gate: Gate, call: Callable[[], object]) -> Iterator[None]:
+        """Have ``call`` stand still at ``gate`` during the block, and come to its end after it."""
+        with gate.closed():
+            thread = threading.Thread(target=call, daemon=True)
+            thread.start()
+            assert gate.is_there.wait(GATE_WAIT_S)
+            yield
+        thread.join(GATE_WAIT_S)
+        assert not thread.is_alive()
+
+    def step(self) -> None:
+        self.loop.step(0.0)
+
+    def wanted(self) -> dict[str, int]:
+        """Return the numbers that the next controller would find."""
+        targets = self.stored[-1].desired.targets
+        return {role: target.replicas for role, target in targets.items()}
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def answer(call: Callable[[], T]) -> T:
+    """Return what ``call`` does, called by another thread; fail if it stands still."""
+    answers: list[T] = []
+    thread = threading.Thread(target=lambda: answers.append(call()), daemon=True)
+    thread.start()
+    thread.join(ANSWER_WAIT_S)
+    assert answers, "no answer"
+    return answers[0]
+
+
+def test_commands_are_answered_while_a_start_stands_still(
+    world: World,
+) -> None:
+    loop = world.loop
+    with world.standing(world.fleet.gate, world.step):
+        assert answer(lambda: loop.scale({"decode": 3}, {})) is None
+        assert world.wanted() == {"prefill": 1, "decode": 3}
+        assert answer(loop.services) == []
+        assert answer(lambda: loop.events(0, 0, 0.0))[1:] == (0, [])
+        assert "decode=0" in str(answer(lambda: loop.scale({"decode": 0}, {})))
+
+    # Then what was wanted meanwhile is done next, and nobody was started twice
+    assert sorted(world.fleet.seen) == ["decode-0", "decode-1", "prefill-0"]
+    world.step()
+    assert sorted(world.fleet.seen) == ["decode-0", "decode-1", "decode-2", "prefill-0"]
+    assert world.wanted() == {"prefill": 1, "decode": 3}
+    world.step()
+    assert (world.fleet.told[-1].prefill, world.fleet.told[-1].decode) == (1, 3)
+
+
+def test_mutation_with_the_lock_held_while_acting_no_command_is_answered(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    carry_out = ControlLoop._carry_out
+
+    def under_the_lock(self: ControlLoop, *arguments: object) -> Event | None:
+        with self._lock:
+            return carry_out(self, *arguments)
+
+    monkeypatch.setattr(ControlLoop, "_carry_out", under_the_lock)
+    monkeypatch.setitem(globals(), "ANSWER_WAIT_S", 0.5)
+    with pytest.raises(AssertionError, match="no answer"):
+        test_commands_are_answered_while_a_start_stands_still(world)
+
+
+def test_what_is_shown_is_shown_while_the_store_stands_still_and_the_newest_is_stored_last(
+    world: World,
+) -> None:
+    loop = world.loop
+    with world.standing(world.store_gate, lambda: loop.scale({"decode": 3}, {})):
+        second = threading.Thread(target=lambda: loop.scale({"decode": 4}, {}), daemon=True)
+        second.start()
+        assert answer(loop.services) == []
+        assert answer(lambda: loop.events(0, 0, 0.0))[2] == []
+    second.join(GATE_WAIT_S)
+    assert world.wanted()["decode"] == 4
+
+
+def test_a_worker_that_was_named_while_a_drain_stands_still_changes_its_role_after_it(
+    world: World,
+) -> None:
+    loop, fleet = world.loop, world.fleet
+    world.step()
+    for name in list(fleet.seen):
+        fleet.put(name, "ready")
+    assert loop.scale({"prefill": 0}, {}) is None
+    with world.standing(fleet.gate, world.step):
+        assert answer(lambda: loop.scale({}, {"decode-0": "prefill"})) is None
+    assert world.stored[-1].desired.leaving == {"decode-0": "prefill"}
+    world.step()
+    assert fleet.seen["decode-0"].state == "draining"
+
+    # And when all of it is over, then nothing of it is stored
+    for name in ("prefill-0", "decode-0"):
+        fleet.put(name, "ended")
+    for _ in range(3):
+        world.step()
+    assert world.stored[-1].desired.leaving == {}
+    assert world.stored[-1].revisions.keys() == fleet.seen.keys() == {"decode-1", "prefill-0"}
+
+
+def test_an_update_while_a_start_stands_still_replaces_that_worker_too(world: World) -> None:
+    config = SluiceConfig.model_validate({"model": {"model": "b"}, "deploy": {"decode": 2}})
+    with world.standing(world.fleet.gate, world.step):
+        assert answer(lambda: world.loop.apply(config)) is None
+    assert set(world.fleet.revisions.values()) == {"a"}
+    for _ in range(12):
+        for name, seen in list(world.fleet.seen.items()):
+            world.fleet.put(name, "ended" if seen.state == "draining" else "ready")
+        world.step()
+    assert set(world.fleet.revisions.values()) == {"b"}
+    assert sorted(row.role for row in world.loop.services()) == ["decode", "decode", "prefill"]
+
+
+def test_who_is_given_up_is_told_after_what_it_died_of(world: World) -> None:
+    world.step()
+    world.fleet.put("decode-0", "refused")
+    world.fleet.events.append(ProcessDied("decode-1", "lost"))
+    world.step()
+    events = world.loop.events(0, 0, 0.0)[2]
+    assert events == [ProcessDied("decode-1", "lost"), GaveUp("decode-0", "its config cannot work")]
+    assert Row("decode-0", "decode", "refused", "a") in world.loop.services()

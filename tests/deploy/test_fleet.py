@@ -1,0 +1,110 @@
+"""The services as real Ray actors: a name that is free again, and a new controller among them.
+
+The failures guarded against: a worker that its config had refused, whose process keeps its name
+for ever, so that its successor waits for ever; a new controller that takes a service for starting,
+since it has not answered yet; and a controller without services that takes a core by looking.
+"""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from core.messages import DesiredWorkers
+from deploy import fleet
+from deploy.fleet import Fleet
+from tests.deploy.ray_cluster import HEAD, ROOT, RayCluster
+
+PROGRAM = f"""
+import json, sys, time
+from tests.deploy.small_deployment import IdlePlan
+import ray
+from core.messages import DesiredWorkers
+from deploy.fleet import Fleet
+
+ray.init(sys.argv[1], logging_level="ERROR", log_to_driver=False, _node_ip_address={HEAD!r})
+wanted = DesiredWorkers(0, 0, 1)
+fleet = Fleet("seats")
+said = {{}}
+
+def wait_for(fleet, state):
+    seen = []
+    while not seen or seen[-1] != state:
+        now = fleet.observe(0.5, wanted)["decode-0"].state
+        if seen[-1:] != [now]:
+            seen.append(now)
+    return seen
+
+def start(behaviour):
+    plan = IdlePlan(("obey", behaviour))
+    fleet.start("decode-0", "decode", "a", plan.launch("decode", "decode-0"))
+
+start("misconfigured")
+said["refused"] = wait_for(fleet, "refused")
+start("obey")
+said["anew"] = wait_for(fleet, "ready")
+said["told"] = [type(event).__name__ for event in fleet.take_events()]
+
+other = Fleet("seats")
+other.adopt({{"decode-0": "a", "decode-1": "a"}})
+said["missed"] = other._observed("decode-1", other._seats["decode-1"]).state
+said["adopted"] = [other._observed("decode-0", other._seats["decode-0"]).state]
+said["adopted"] += wait_for(other, "ready")
+other.drain("decode-0")
+said["drained"] = wait_for(other, "ended")
+other.forget("decode-0")
+said["left"] = sorted(other.revisions)
+ray.shutdown()
+print(json.dumps(said))
+"""
+TIMEOUT_S = 200.0
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, Any]:
+    with RayCluster.open({}) as cluster:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, cluster.address],
+            env=cluster.environment | {"PYTHONPATH": str(ROOT), "RAY_ADDRESS": cluster.address},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+            cwd="/",
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_refused_service_is_started_anew_under_its_name(said: dict[str, Any]) -> None:
+    assert said["refused"][-1] == "refused"
+    assert said["anew"][0] == "pending"
+    assert said["anew"][-1] == "ready"
+    assert said["told"].count("ServiceEnded") == 1
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_new_controller_sees_whom_it_finds_as_adopted_until_it_answers(
+    said: dict[str, Any],
+) -> None:
+    assert said["adopted"][0] == "adopted"
+    assert set(said["adopted"][1:]) <= {"adopted", "ready"}
+    assert said["missed"] == "dead"
+    assert said["drained"] == ["draining", "ended"]
+    assert said["left"] == ["decode-1"]
+
+
+def test_a_fleet_without_services_waits_instead_of_looking_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(fleet.time, "sleep", waits.append)
+    assert Fleet("nobody").observe(1.0, DesiredWorkers(0, 0, 1)) == {}
+    assert waits == [1.0]
