@@ -29,12 +29,15 @@ class FailedAnswerError(SluiceError):
     """The API answered with an error, or broke off."""
 
 
+WorkerState = Literal["starting", "ready", "draining", "lost"]
+
+
 class WorkerStatus(msgspec.Struct, frozen=True):
     """One worker, as the router sees it."""
 
     worker_id: WorkerId
     role: Role
-    state: Literal["starting", "ready", "draining", "lost"]
+    state: WorkerState
     """starting: a decode worker that has not yet answered the router's first generation. lost: it
     reported until ``silent_s`` ago, and has not ended after a drain."""
     load: WorkerLoad

@@ -10,16 +10,16 @@ from rich.text import Text
 from core.messages import Role
 from deploy.top_figures import TopFigures, WorkerFigures
 
-STATE_STYLE: Final = {"ready": "green", "starting": "yellow", "draining": "magenta"}
+STATE_STYLE: Final = {"ready": "green", "starting": "yellow", "draining": "magenta", "lost": "red"}
 BLOCK_CELLS: Final = (
     ("active", "█", "blue"),
-    ("leased", "█", "magenta"),
-    ("fenced", "▓", "yellow"),
-    ("quarantined", "▓", "red"),
-    ("cached", "▒", "cyan"),
+    ("leased", "▓", "magenta"),
+    ("fenced", "#", "yellow"),
+    ("quarantined", "!", "red"),
+    ("cached", "░", "cyan"),
     ("free", "·", "bright_black"),
 )
-"""In the order of the bar."""
+"""In the order of the bar. No two look alike without their colours."""
 PATH_NAMES: Final = {
     "shared_memory": "shared memory",
     "rdma": "RDMA",
@@ -75,7 +75,7 @@ def lines_of(view: TopView, width: int, *, with_details: bool) -> list[Text]:
     for role in get_args(Role):
         for worker in view.figures.of_role(role):
             lines.append(_row(worker, name_width, bar_width))
-            if with_details:
+            if with_details and worker.status.state != "lost":
                 lines.append(Text("  " + ", ".join(_details(worker)), style="bright_black"))
     if not view.figures.workers:
         lines.append(Text("no worker reports to this router", style="yellow"))
@@ -127,6 +127,8 @@ def _row(worker: WorkerFigures, name_width: int, bar_width: int) -> Text:
         f" {_rate(worker.input_per_s):>6} {_rate(worker.output_per_s):>6}",
         f" {_percent(worker.hit_share):>4}  ",
     )
+    if status.state == "lost":
+        return row.append(f"not heard of for {status.silent_s:.0f} s", style="red")
     if not worker.is_answering:
         return row.append("its metrics do not answer", style="red")
     blocks = worker.blocks or {}

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import StringIO
 from threading import Thread
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -19,11 +20,11 @@ from rich.console import Console
 from core.errors import SluiceError
 from core.ids import WorkerId
 from core.messages import Role, WorkerLoad
-from deploy.api_client import RouterStatus, WorkerStatus
+from deploy.api_client import RouterStatus, WorkerState, WorkerStatus
 from deploy.cli import run
 from deploy.top_figures import WINDOW_S, Look, TopFigures, TopHistory
 from deploy.top_samples import Samples, quantile
-from deploy.top_view import TopView, block_bar, lines_of
+from deploy.top_view import BLOCK_CELLS, TopView, block_bar, lines_of
 
 STATES = ("active", "leased", "fenced", "quarantined", "cached", "free")
 
@@ -196,9 +197,22 @@ def test_what_a_decode_worker_does_is_told_in_two_lines() -> None:
     history.add(look(0.0, {"decode-0": decode_metrics()}))
     text = text_of(history.add(look(2.0, {"decode-0": decode_metrics(90, read=3e9)})))
 
-    assert re.search(r"decode-0 +ready +0 +0 +0 +45 +- +█+▓·+ +31%", text)
+    assert re.search(r"decode-0 +ready +0 +0 +0 +45 +- +█+!·+ +31%", text)
     assert "2 reads in flight, 1.50 GB/s, RDMA x3, 1 quarantined" in text
     assert "TCP" not in text
+
+
+@pytest.mark.parametrize("state", get_args(WorkerState))
+def test_a_worker_is_shown_in_whatever_state_a_router_says(state: WorkerState) -> None:
+    gone = WorkerStatus(WorkerId("decode-0"), "decode", state, WorkerLoad(), silent_s=41.7)
+    found = Look(0.0, RouterStatus("tiny", [gone]), is_ready=False, router=Samples(""), workers={})
+    text = text_of(TopHistory().add(found))
+    assert state in text
+    assert ("not heard of for 42 s" in text) == (state == "lost")
+
+
+def test_blocks_of_two_states_differ_without_colours() -> None:
+    assert len({cell for _, cell, _ in BLOCK_CELLS}) == len(BLOCK_CELLS)
 
 
 def test_a_terminal_that_is_too_low_drops_the_second_lines() -> None:
