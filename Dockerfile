@@ -4,7 +4,7 @@
 #   docker build -t sluice:0.1.0 .
 #
 # The version of Python decides about Ray: head, workers and drivers must have the same one.
-ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
+ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d
 
 FROM ${PYTHON_IMAGE} AS build
 # The base image's tag decides the release of Debian, which keeps versions.

@@ -110,7 +110,16 @@ def install_crds(server: ApiServer, crds: Path, folder: Path) -> None:
         target = folder / f"{path.stem}.json"
         target.write_text(json.dumps(_for_old_servers(content)))
         server.run("kubectl", "create", "-f", target)
-    server.run("kubectl", "wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    deadline = time.monotonic() + START_TIMEOUT_S
+    # Not by `kubectl wait`, which fails on a kind that has no conditions yet.
+    while not all(_is_established(kind) for kind in server.get("crd")["items"]):
+        assert time.monotonic() < deadline, "the server does not serve the kinds"
+        time.sleep(0.2)
+
+
+def _is_established(kind: dict[str, Any]) -> bool:
+    conditions = kind.get("status", {}).get("conditions") or []
+    return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
 
 
 def _start(running: ExitStack, command: list[Any], log: Path) -> None:

@@ -74,7 +74,9 @@ def test_what_is_copied_installs_and_runs(tmp_path: Path) -> None:
 
 def test_the_image_is_pinned_runs_as_nobody_special_and_has_what_kuberay_calls() -> None:
     assert re.search(
-        r"^ARG PYTHON_IMAGE=python:3\.11\.\d+-slim-bookworm$", DOCKERFILE, re.MULTILINE
+        r"^ARG PYTHON_IMAGE=python:3\.11\.\d+-slim-bookworm@sha256:[0-9a-f]{64}$",
+        DOCKERFILE,
+        re.MULTILINE,
     )
     assert [line for line in LINES if line.startswith("FROM ")] == [
         "FROM ${PYTHON_IMAGE} AS build",

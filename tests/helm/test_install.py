@@ -115,6 +115,38 @@ def test_install_upgrade_rollback_uninstall(server: ApiServer, chart: Path) -> N
     assert left == []
 
 
+def test_what_a_running_release_cannot_change_is_refused_unless_all_may_end(
+    server: ApiServer, chart: Path
+) -> None:
+    release = ("llm", chart, "-n", "fixed", "--no-hooks", "-f", "-")
+    server.run("helm", "install", *release, "--create-namespace", stdin=values())
+    for change, said in (
+        ({"model": {"name": "b/c"}}, 'model.name: the release runs with "default"'),
+        ({"model": {"servedName": "b"}}, "model.servedName: the release runs with"),
+        ({"curve": {"existingSecret": "b"}}, "curve.existingSecret: the release runs with"),
+    ):
+        with pytest.raises(AssertionError, match=said):
+            server.run("helm", "upgrade", *release, stdin=values(**change))
+    assert config(server, "fixed")["model"]["model"] == "default"
+
+    anew = values(model={"name": "b/c"}, ray={"upgradeStrategy": "Recreate"})
+    server.run("helm", "upgrade", *release, stdin=anew)
+    assert config(server, "fixed")["model"]["model"] == "b/c"
+
+
+def test_who_may_do_all_in_one_namespace_and_nothing_elsewhere_can_install_there(
+    server: ApiServer, chart: Path
+) -> None:
+    server.run("kubectl", "create", "namespace", "owned")
+    rights = ("--verb=*", "--resource=*.*", "-n", "owned")
+    server.run("kubectl", "create", "role", "owner", *rights)
+    server.run("kubectl", "create", "rolebinding", "owner", "--role=owner", "--user=o", *rights[2:])
+    release = ("llm", chart, "-n", "owned", "--no-hooks", "-f", "-", "--kube-as-user", "o")
+    server.run("helm", "install", *release, stdin=values())
+    server.run("helm", "upgrade", *release, stdin=values())
+    assert counts(server, "owned") == {"prefill": 1, "decode": 1}
+
+
 @pytest.mark.parametrize("path", sorted((CHART / "ci").glob("*.yaml")), ids=lambda p: p.stem)
 def test_the_server_takes_every_object(server: ApiServer, chart: Path, path: Path) -> None:
     given = yaml.safe_load(path.read_text())

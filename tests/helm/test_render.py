@@ -40,6 +40,7 @@ def test_the_config_file_is_one(values: Path) -> None:
     assert config.security.keys_dir is not None
     assert config.deploy.ray_address == "auto"
     assert config.deploy.lifetime == "detached"
+    assert config.deploy.upload_code is False, "pods run the code of their own image"
     (cluster,) = of_kind(objects, "RayCluster").values()
     groups = {group["groupName"]: group for group in cluster["spec"]["workerGroupSpecs"]}
     for role, resources in (
@@ -256,8 +257,41 @@ def test_a_change_of_counts_restarts_no_router_and_reaches_the_controller() -> N
     before, scaled = render({}), {"prefill": {"replicas": 3}}
     assert annotations({}) == annotations(scaled)
     assert annotations({}) != annotations({"config": {"router": {"max_attempts": 2}}})
+    # What only supervision goes by restarts no router; a drain's time is the router's too.
+    assert annotations({}) == annotations({"config": {"deploy": {"progress_timeout_s": 90}}})
+    assert annotations({}) != annotations({"config": {"deploy": {"drain_timeout_s": 90}}})
     assert config_of(before)["deploy"]["prefill"] == 1
     assert config_of(render(scaled))["deploy"]["prefill"] == 3
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"model": {"name": "other/model"}},
+        {"model": {"servedName": "other"}},
+        {"model": {"revision": "other"}},
+        {"curve": {"existingSecret": "other"}},
+    ],
+    ids=str,
+)
+def test_what_running_pods_cannot_change_is_seen_by_kuberay_and_nothing_else_is(
+    values: dict[str, Any],
+) -> None:
+    def annotations(values: dict[str, Any]) -> dict[str, str]:
+        return pods(render(values))["RayCluster/rel-sluice/head"]["metadata"]["annotations"]
+
+    assert annotations(values) != annotations({})
+    other = {"decode": {"replicas": 3}, "config": {"engine": {"num_threads": 2}}}
+    assert annotations(other) == annotations({})
+
+
+def test_a_rollout_of_routers_waits_as_long_as_workers_may_take_to_start() -> None:
+    def deadline(values: dict[str, Any]) -> int:
+        (router,) = of_kind(render(values), "Deployment").values()
+        return router["spec"]["progressDeadlineSeconds"]
+
+    assert deadline({}) == 1800 + 600
+    assert deadline({"config": {"deploy": {"start_timeout_s": 60}}}) == 60 + 600
 
 
 def test_workers_budgets_are_numbers_as_kubernetes_wants_for_owners_that_it_does_not_know() -> None:

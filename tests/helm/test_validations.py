@@ -12,6 +12,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"config": {"deploy": {"prefill": 2}}},
         "config.deploy.prefill: the chart sets it; remove it, and see the value prefill.replicas",
     ),
+    ({"config": {"deploy": {"upload_code": True}}}, "remove it, and see the value image"),
+    ({"config": {"deploy": {"name": "b"}}}, "config.deploy.name: the chart sets it"),
     ({"config": {"router": {"port": 1}}}, "config.router.port: the chart sets it"),
     ({"config": {"security": {"keys_dir": "/x"}}}, "see the value curve.existingSecret"),
     ({"prefill": {"metricsPort": 9500}}, "prefill.metricsPort=9500, decode.metricsPort=9400"),

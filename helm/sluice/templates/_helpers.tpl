@@ -70,12 +70,21 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   "security" (dict "keys_dir" "/etc/sluice/keys")
   "metrics" (dict "port" (int .Values.decode.metricsPort))
   "deploy" (dict "prefill" (int .Values.prefill.replicas) "decode" (int .Values.decode.replicas)
-    "ray_address" "auto" "lifetime" "detached"
+    "name" "sluice" "ray_address" "auto" "lifetime" "detached" "upload_code" false
     "prefill_resources" (dict "sluice_prefill" 1) "decode_resources" (dict "sluice_decode" 1)) -}}
 {{- with .Values.model.servedName }}{{- $_ := set $own.model "served_name" . }}{{- end -}}
 {{- with .Values.model.revision }}{{- $_ := set $own.model "revision" . }}{{- end -}}
 {{- if include "sluice.hasApiKeys" . }}{{- $_ := set $own.security "api_keys_file" "/etc/sluice/api-keys/keys" }}{{- end -}}
 {{- toYaml (mergeOverwrite (deepCopy .Values.config) $own) -}}
+{{- end -}}
+
+{{/* What a running deployment cannot change: all but this is applied to it. Field, value, and which value of the chart. */}}
+{{- define "sluice.lasting" -}}
+{{- $model := get (include "sluice.config" . | fromYaml) "model" -}}
+model: {{ $model.model | quote }}
+served_name: {{ default "" $model.served_name | quote }}
+revision: {{ default "" $model.revision | quote }}
+curve_secret: {{ include "sluice.curveSecret" . }}
 {{- end -}}
 
 {{- define "sluice.podSecurityContext" -}}

@@ -9,7 +9,8 @@
   "router.control_address" "router.controlPort" "security.keys_dir" "curve.existingSecret"
   "security.api_keys_file" "router.apiKeysSecret" "metrics.port" "decode.metricsPort"
   "deploy.prefill" "prefill.replicas" "deploy.decode" "decode.replicas" "deploy.ray_address" "ray"
-  "deploy.lifetime" "ray" "deploy.prefill_resources" "prefill" "deploy.decode_resources" "decode" -}}
+  "deploy.lifetime" "ray" "deploy.name" "fullnameOverride" "deploy.upload_code" "image"
+  "deploy.prefill_resources" "prefill" "deploy.decode_resources" "decode" -}}
 {{- range $field, $value := $owned -}}
 {{- $parts := splitList "." $field -}}
 {{- if hasKey (default dict (get $config (first $parts))) (last $parts) -}}
@@ -108,8 +109,19 @@
 {{- fail "httpRoute.enabled needs httpRoute.parentRefs: the Gateway that it hangs on, such as [{name: public}]" -}}
 {{- end -}}
 
-{{/* lookup finds nothing without a cluster (template, lint): there, nothing is known of its kinds. */}}
-{{- if lookup "v1" "Namespace" "" "kube-system" -}}
+{{/* Pods that run keep to what they started with; only routers, which roll, would have the new values. */}}
+{{- $running := lookup "v1" "ConfigMap" .Release.Namespace (include "sluice.fullname" .) -}}
+{{- $before := dig "metadata" "annotations" "sluice/lasting" "{}" $running | fromJson -}}
+{{- $after := include "sluice.lasting" . | fromYaml -}}
+{{- range $field, $value := dict "model" "model.name" "served_name" "model.servedName" "revision" "model.revision" "curve_secret" "curve.existingSecret" -}}
+{{- if and (hasKey $before $field) (ne (get $before $field) (get $after $field)) (ne $values.ray.upgradeStrategy "Recreate") -}}
+{{- fail (printf "%s: the release runs with %q and cannot change to %q while it does; take back the change, or install another release, or set ray.upgradeStrategy=Recreate, which ends all pods and starts anew" $value (get $before $field) (get $after $field)) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* lookup finds nothing without a cluster (template, lint): there, nothing is known of its kinds. The
+     namespace is the release's own: who may install in it alone may not read another one. */}}
+{{- if lookup "v1" "Namespace" "" .Release.Namespace -}}
 {{- if not (.Capabilities.APIVersions.Has "ray.io/v1") -}}
 {{- fail "this cluster has no RayCluster kind (ray.io/v1): install the KubeRay operator first" -}}
 {{- end -}}
