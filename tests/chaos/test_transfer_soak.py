@@ -7,7 +7,6 @@ delivered is compared byte by byte, and poison is on in all pools.
 
 import asyncio
 import logging
-import multiprocessing
 import os
 import random
 import signal
@@ -40,6 +39,7 @@ from decode.tracing import DecodeTrace
 from tests.chaos.small_pool import COMPATIBILITY, CONFIG, LAYOUT, SmallPool, content
 from tests.chaos.soak_source import NUM_BLOCKS as SOURCE_BLOCKS
 from tests.chaos.soak_source import SourceSpec, run_source
+from tests.fork_server import fork_context
 from transfer.rank_reads import RankReads
 from transfer.reader import Reader
 from transfer.transports import open_transport
@@ -78,8 +78,7 @@ class Soak:
         self._keeps_leases = keeps_leases
         self._random = random.Random(seed)
         self._keys = DeploymentKeys.generate()
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["pytest", "tests.chaos.soak_source"])
+        self._context = fork_context()
         self._clock = asyncio.get_running_loop().time
         self.sources: list[SourceHandle] = []
         self.counts: Counter[str] = Counter()

@@ -5,6 +5,7 @@ single tokens of other sequences; logits are held against one full forward witho
 byte that a sequence may not read is NaN: free blocks, unwritten slots, blocks behind the window.
 """
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -42,10 +43,13 @@ def random_sequences(vocab_size: int) -> list[list[int]]:
     return [rng.integers(3, vocab_size, size=length).tolist() for length in PROMPT_LENS]
 
 
-def expected_logits(folder: Path, dtype: torch.dtype, token_ids: list[int]) -> torch.Tensor:
+@functools.cache
+def expected_logits(folder: Path, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Return the logits at every position of each of the random sequences."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    sequences = random_sequences(model.config.get_text_config().vocab_size)
     with torch.inference_mode():
-        return model(torch.tensor([token_ids])).logits[0].float()
+        return [model(torch.tensor([token_ids])).logits[0].float() for token_ids in sequences]
 
 
 class ScatteredTables:
@@ -130,7 +134,7 @@ def test_mixed_batches_give_the_logits_of_transformers_in_float32(
 
     results = run_in_parts(model, sequences)
 
-    expected = [expected_logits(tiny_folders[family], torch.float32, ids) for ids in sequences]
+    expected = expected_logits(tiny_folders[family], torch.float32)
     for sequence, position, logits in results:
         torch.testing.assert_close(logits, expected[sequence][position], rtol=1e-4, atol=1e-4)
 
@@ -146,8 +150,8 @@ def test_mixed_batches_stay_near_float32_logits_in_bfloat16(
 
     results = run_in_parts(model, sequences)
 
-    truth = [expected_logits(tiny_folders[family], torch.float32, ids) for ids in sequences]
-    theirs = [expected_logits(tiny_folders[family], torch.bfloat16, ids) for ids in sequences]
+    truth = expected_logits(tiny_folders[family], torch.float32)
+    theirs = expected_logits(tiny_folders[family], torch.bfloat16)
     our_error = torch.stack([(row - truth[s][p]).square().mean() for s, p, row in results])
     their_error = torch.stack([(theirs[s][p] - truth[s][p]).square().mean() for s, p, _ in results])
     assert our_error.mean().sqrt() <= 1.25 * their_error.mean().sqrt()
@@ -164,6 +168,6 @@ def test_mixed_batches_give_the_logits_of_transformers_for_the_default_model(
 
     results = run_in_parts(model, sequences)
 
-    expected = [expected_logits(SMOLLM2, torch.float32, ids) for ids in sequences]
+    expected = expected_logits(SMOLLM2, torch.float32)
     for sequence, position, logits in results:
         torch.testing.assert_close(logits, expected[sequence][position], rtol=1e-4, atol=1e-3)

@@ -8,7 +8,6 @@ process at the moment it chooses.
 import asyncio
 import contextlib
 import json
-import multiprocessing
 import os
 import re
 import signal
@@ -18,6 +17,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from core.messages import DesiredWorkers
 from core.worker_context import WorkerContext
 from deploy.ports import claim_port
 from tests.chaos.network import Network, Place, enter, over_tcp
+from tests.fork_server import fork_context, take_other_addresses
 
 HOST = "127.0.0.1"
 SECOND_HOST = "127.0.0.2"
@@ -57,6 +58,7 @@ class Member:
 
 def run_member(member: Member) -> None:
     """Run in the member's own process."""
+    _hole = take_other_addresses()
     if member.place.namespace is not None:
         enter(member.place.namespace)
     from engine.threads import thread_environment
@@ -133,7 +135,9 @@ class Stack:
         network: Network | None = None,
         *,
         second_router: bool = False,
+        own_interpreters: bool = False,
     ) -> None:
+        self._context = get_context("spawn") if own_interpreters else fork_context()
         host = HOST if network is None else network.gateway.host
         port = claim_port(host, 0, field="test")
         self.config = config.model_copy(
@@ -186,12 +190,14 @@ class Stack:
         *,
         network: Network | None = None,
         second_router: bool = False,
+        own_interpreters: bool = False,
         **sections: Any,
     ) -> Iterator["Stack"]:
         """Start a stack with config ``sections`` and stop it completely at the end.
 
         With a ``network`` its workers run at the places of their names, and the router, which has
         none there, at the switch. A ``second_router`` has the first one's ports on another address.
+        With ``own_interpreters`` nothing is forked: it starts as in production, and much slower.
         """
         sections = {"engine": {"num_threads": 1}} | sections
         stack = cls(
@@ -199,6 +205,7 @@ class Stack:
             SluiceConfig.parse(sections, source="test"),
             network,
             second_router=second_router,
+            own_interpreters=own_interpreters,
         )
         try:
             for name in stack._members:
@@ -210,8 +217,7 @@ class Stack:
 
     def start(self, name: str) -> None:
         """Start (again) the process ``name``."""
-        context = multiprocessing.get_context("spawn")
-        process = context.Process(target=run_member, args=(self._members[name],), name=name)
+        process = self._context.Process(target=run_member, args=(self._members[name],), name=name)
         process.start()
         self.processes[name] = process
 

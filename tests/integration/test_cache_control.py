@@ -113,7 +113,8 @@ def test_a18_a_reset_is_pending_while_what_was_in_use_still_is(
             async with http.stream(
                 "POST", "/v1/completions", json=body | {"stream": True}
             ) as reply:
-                await anext(reply.aiter_lines())
+                lines = reply.aiter_lines()  # once nobody holds them, the client has left
+                await anext(lines)
                 reset = await asyncio.to_thread(client.reset_caches)
                 assert reset.status == "pending"
 

@@ -16,7 +16,9 @@ def test_i07_blocks_arrive_as_they_were_sent(tmp_path: Path) -> None:
     model_path = tiny_model("llama", tmp_path)
     prompts = [prompt_of(length, VOCAB_SIZE) for length in (65, 200, 333)]
     expected = generate_reference(model_path, prompts, num_tokens=8)
-    with Stack.open(model_path, model=FLOAT32, transfer={"checksums": True}) as stack:
+    with Stack.open(
+        model_path, model=FLOAT32, transfer={"checksums": True}, own_interpreters=True
+    ) as stack:
         answers = run(stack, prompts, 8)
         assert_same(answers, expected, prompts)
         assert {answer["sluice"]["path"] for answer in answers} == {"disaggregated"}

@@ -69,13 +69,33 @@ def test_64_streams_of_which_many_leave(stack: Stack, model_path: Path) -> None:
 
 
 def test_leaving_while_the_prompt_is_still_computed(stack: Stack) -> None:
-    async def leave() -> None:
-        async with httpx.AsyncClient(base_url=stack.url, timeout=0.15) as client:
-            for n in range(12):
-                with pytest.raises(httpx.ReadTimeout):
-                    await complete(client, prompt_of(1500, VOCAB_SIZE, seed=n), max_tokens=200)
+    looks = httpx.Client(base_url=stack.url, timeout=30)
 
-    asyncio.run(leave())
+    def has_come(name: str) -> bool:
+        """Return whether the request is with the prefill worker."""
+        found = looks.get(f"/v1/trace/{name}")
+        processes = found.json()["processes"] if found.status_code == 200 else []
+        return any(p["name"] == "prefill-0" and p["events"] for p in processes)
+
+    async def leave(number: int) -> None:
+        prompt, name = prompt_of(1500, VOCAB_SIZE, seed=number), f"leaver-{number}"
+        async with httpx.AsyncClient(
+            base_url=stack.url, timeout=60, headers={"x-request-id": name}
+        ) as client:
+            asking = asyncio.create_task(complete(client, prompt, max_tokens=200, ignore_eos=True))
+            async with asyncio.timeout(END_S):
+                while not await asyncio.to_thread(has_come, name):
+                    pass  # a look takes as long as the router's answer
+            assert asking.cancel(), "it is answered already"
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+
+    async def leave_again_and_again() -> None:
+        for number in range(12):
+            await leave(number)
+
+    with looks:
+        asyncio.run(leave_again_and_again())
     for worker in ("prefill-0", "decode-0"):
         stack.wait_idle(worker)
 
@@ -162,13 +182,20 @@ def test_i06_frozen_prefill_worker_frees_nothing_before_proof(stack: Stack) -> N
 def test_h02_killed_router_leaves_no_block_behind(stack: Stack) -> None:
     async def ask() -> None:
         async with httpx.AsyncClient(base_url=stack.url, timeout=60) as client:
+            begun = [asyncio.Event() for _ in range(8)]
             tasks = [
                 asyncio.create_task(
-                    complete(client, prompt_of(400, VOCAB_SIZE, seed=n), max_tokens=400)
+                    stream(
+                        client,
+                        prompt_of(400, VOCAB_SIZE, seed=n),
+                        400,
+                        leave_after=None,
+                        begun=has_begun,
+                    )
                 )
-                for n in range(8)
+                for n, has_begun in enumerate(begun)
             ]
-            await asyncio.sleep(0.3)
+            await asyncio.wait_for(begun[0].wait(), END_S)
             stack.kill("router")
             await asyncio.gather(*tasks, return_exceptions=True)
 

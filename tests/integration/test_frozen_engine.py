@@ -24,6 +24,7 @@ from core.lifecycle import WorkerHealth
 from core.messages import Generate, Heartbeat, Hello, OutputBatch, Welcome
 from core.sampling import SamplingParams
 from core.worker_context import WorkerContext
+from tests.fork_server import fork_context
 from tests.integration.frozen_worker import run
 from tests.integration.models import tiny_model
 
@@ -102,7 +103,7 @@ async def started(model_path: Path) -> AsyncIterator[Worker]:
         host="127.0.0.1",
     )
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=run, args=(context, theirs))
+    process = fork_context().Process(target=run, args=(context, theirs))
     process.start()
     channel = None
     try:

@@ -4,7 +4,6 @@ The writers are real: a NIC read over UCX whose source was frozen when somebody 
 for "over", the device's views of the pool, and a step of a running decode worker.
 """
 
-import multiprocessing
 import os
 import select
 import time
@@ -28,6 +27,7 @@ from engine.batch import StepBatch
 from engine.kv_pool import KVPool
 from engine.runner import PendingStep
 from engine.startup import Engine
+from tests.fork_server import fork_context
 from tests.integration.models import VOCAB_SIZE, tiny_model
 from tests.integration.requests import prompt_of
 from tests.integration.stack import Member, Stack, run_member
@@ -196,8 +196,7 @@ class SabotagedStack(Stack):
         if name == "router":
             super().start(name)
             return
-        context = multiprocessing.get_context("spawn")
-        process = context.Process(target=run_sabotaged, args=(self._members[name], self.log))
+        process = fork_context().Process(target=run_sabotaged, args=(self._members[name], self.log))
         process.start()
         self.processes[name] = process
 
