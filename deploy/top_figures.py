@@ -71,6 +71,8 @@ class TopFigures:
     itl_s: tuple[float | None, float | None]
     workers: tuple[WorkerFigures, ...]
     """Prefill first."""
+    num_desired: Mapping[str, int]
+    """Workers that are wanted, by role; of none: no worker was told yet."""
 
     def of_role(self, role: Role) -> list[WorkerFigures]:
         """Return the workers of ``role``, by id."""
@@ -112,6 +114,10 @@ class TopHistory:
             ttft_s=_quantiles("sluice_time_to_first_token_seconds", first.router, look.router),
             itl_s=_quantiles("sluice_inter_token_latency_seconds", first.router, look.router),
             workers=workers,
+            num_desired={
+                role: int(count)
+                for role, count in look.router.by_label("sluice_workers_desired", "role").items()
+            },
         )
 
     def _worker(self, status: WorkerStatus, look: Look) -> WorkerFigures:

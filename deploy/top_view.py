@@ -109,6 +109,15 @@ def _head(view: TopView) -> Iterator[Text]:
         f"tokens {_rate(figures.input_per_s)}/s in, {_rate(figures.output_per_s)}/s out"
     )
     yield Text(f"TTFT p50 / p99 {ttft} ms   ITL p50 / p99 {itl} ms")
+    yield from _missing(figures)
+
+
+def _missing(figures: TopFigures) -> Iterator[Text]:
+    for role in get_args(Role):
+        num_ready = sum(worker.status.state == "ready" for worker in figures.of_role(role))
+        num_desired = figures.num_desired.get(role, 0)
+        if num_ready < num_desired:
+            yield Text(f"{role}: {num_ready} of {num_desired} workers ready", style="yellow")
 
 
 def _age(figures: TopFigures) -> str:

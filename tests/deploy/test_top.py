@@ -124,6 +124,18 @@ def test_a_worker_that_joins_or_hangs_has_figures_of_its_own_time() -> None:
     assert "its metrics do not answer" in text_of(figures)
 
 
+def test_missing_workers_are_told_of_though_none_of_them_ever_reported() -> None:
+    wanted = "".join(
+        f'sluice_workers_desired{{role="{role}"}} {count}\n'
+        for role, count in (("prefill", 1), ("decode", 3))
+    )
+    there: dict[str, Samples | None] = {"prefill-0": None, "decode-0": None}
+    text = text_of(TopHistory().add(look(0.0, there, wanted)))
+    assert "decode: 1 of 3 workers ready" in text
+    assert "prefill: " not in text
+    assert "workers ready" not in text_of(TopHistory().add(look(0.0, there)))
+
+
 def test_the_hit_rate_is_of_all_tiers_and_unknown_without_look_ups() -> None:
     history = TopHistory()
     before = decode_metrics(looked_up=1_000, hits=(1_000, 0))
