@@ -17,6 +17,7 @@ from core.messages import Role
 from deploy.cache_commands import MAX_WAIT_S, run_cache_reset, run_cache_show
 from deploy.config_commands import run_config_check, run_config_reference, run_config_show
 from deploy.doctor import run_doctor
+from deploy.doctor_pair import Address, run_listen
 from deploy.model_source import resolve_model
 from deploy.ray_environment import prepare_ray_environment
 from deploy.scale_commands import parse_counts, parse_roles, run_down, run_scale, run_update
@@ -153,7 +154,11 @@ def _trace(arguments: argparse.Namespace) -> int:
 
 def _doctor(arguments: argparse.Namespace) -> int:
     config = load_settings(arguments.config, {}, arguments.assignments)
-    return run_doctor(config, with_config=arguments.config is not None, as_json=arguments.json)
+    if arguments.listen is not None:
+        asked = config.for_role("prefill").transfer.transport
+        return run_listen(asked, arguments.listen)
+    with_config = arguments.config is not None
+    return run_doctor(config, with_config=with_config, as_json=arguments.json, peer=arguments.peer)
 
 
 def _config_check(arguments: argparse.Namespace) -> int:
@@ -300,6 +305,12 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
     )
     _add_assignments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    pair = parser.add_mutually_exclusive_group()
+    for option, text in (
+        ("--listen", "do nothing but have another machine read from here"),
+        ("--peer", "also read from the machine that listens there"),
+    ):
+        pair.add_argument(option, type=Address.parse, metavar="HOST:PORT", help=text)
 
 
 def _add_trace(parser: argparse.ArgumentParser) -> None:

@@ -13,6 +13,7 @@ from deploy.doctor_config import check_config
 from deploy.doctor_findings import Finding, Level, worst
 from deploy.doctor_libraries import check_loaded, check_others, on_loader_path
 from deploy.doctor_machine import Machine, check_machine
+from deploy.doctor_pair import Address, check_pair
 from deploy.doctor_paths import (
     check_devices,
     check_environment,
@@ -28,13 +29,16 @@ TCP_ONLY: Final = {"TLS": "tcp"}
 _STYLE: Final[dict[Level, str]] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
-def run_doctor(config: SluiceConfig, *, with_config: bool, as_json: bool) -> int:
+def run_doctor(
+    config: SluiceConfig, *, with_config: bool, as_json: bool, peer: Address | None = None
+) -> int:
     """Look at this machine, move bytes, print what was found; return 1 if anything fails, else 0.
 
     Args:
         config: Whose transport is tried.
         with_config: Whether its sizes are checked against this machine, too.
         as_json: One object on standard output instead of lines.
+        peer: Another machine, to be read from as well.
     """
     machine = Machine()
     console = Console(stderr=as_json)
@@ -45,8 +49,10 @@ def run_doctor(config: SluiceConfig, *, with_config: bool, as_json: bool) -> int
         gpu = probe(asked, ucx_options={}, memory="cuda") if _has_gpu() else None
         is_lost = seen.error is not None and asked == "auto"
         first = probe("ucx", ucx_options={}) if is_lost else None
+        pair = [] if peer is None else [check_pair(asked, peer, machine.usable_rdma_ports())]
     findings = [
         check_transport(asked, seen, os.environ, first=first),
+        *pair,
         *_findings_of_paths(seen, tcp, gpu, machine),
         check_environment(os.environ),
         *check_machine(machine),

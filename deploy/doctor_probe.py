@@ -1,4 +1,4 @@
-"""Moves bytes between two processes of this machine, as two workers would."""
+"""Moves bytes between two processes, as two workers would."""
 
 import os
 import select
@@ -20,23 +20,35 @@ END_TIMEOUT_S: Final = 5.0
 
 
 def probe(transport: str, *, ucx_options: Mapping[str, str], memory: MemoryKind = "host") -> Seen:
-    """Return what a reader sees of a source, both started for this; never raises for them.
+    """Return what a reader sees of a source, both started here; never raises for them.
 
     Bounded: whatever happens, both have ended within ``TIMEOUT_S`` and a bit.
     """
     task = Task(transport, NBYTES, dict(ucx_options), memory)
+    with offering(task) as offered:
+        return offered if isinstance(offered, Seen) else read_from(offered, task)
+
+
+@contextmanager
+def offering(task: Task) -> Generator[PoolEndpoint | Seen]:
+    """A source for readers anywhere, or why there is none."""
     with _peer(task) as source:
         answer = _line_of(source)
         try:
-            endpoint = msgspec.json.decode(answer, type=PoolEndpoint)
+            offered = msgspec.json.decode(answer, type=PoolEndpoint)
         except msgspec.DecodeError:
-            return _failure("source", source, answer)
-        with _peer(msgspec.structs.replace(task, endpoint=endpoint)) as reader:
-            answer = _line_of(reader)
-            try:
-                return msgspec.json.decode(answer, type=Seen)
-            except msgspec.DecodeError:
-                return _failure("reader", reader, answer)
+            offered = _failure("source", source, answer)
+        yield offered
+
+
+def read_from(endpoint: PoolEndpoint, task: Task) -> Seen:
+    """Return what a reader, started here, sees of the source at ``endpoint``; as ``probe``."""
+    with _peer(msgspec.structs.replace(task, endpoint=endpoint)) as reader:
+        answer = _line_of(reader)
+        try:
+            return msgspec.json.decode(answer, type=Seen)
+        except msgspec.DecodeError:
+            return _failure("reader", reader, answer)
 
 
 @contextmanager

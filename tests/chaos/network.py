@@ -90,6 +90,20 @@ class Network:
         preference = self._held.pop((sender, receiver))
         self._tc(sender, f"filter del parent 1: protocol ip prio {preference}")
 
+    def nbytes_to(self, name: str) -> int:
+        """Return how much has gone to ``name`` over its cable."""
+        counter = Path("/sys/class/net", self._cable(name), "statistics/tx_bytes")
+        return int(counter.read_text())
+
+    def processes_of(self, name: str) -> list[int]:
+        """Return the ids of all processes that run there."""
+        return [int(pid) for pid in _run("ip", "netns", "pids", self._namespace(name)).split()]
+
+    def _namespace(self, name: str) -> str:
+        namespace = self.places[name].namespace
+        assert namespace is not None, "all but the gateway have one"
+        return namespace
+
     def _cable(self, name: str) -> str:
         return f"{self._prefix}v{list(self.places).index(name)}"
 
@@ -126,9 +140,8 @@ class Network:
 
     def _tc(self, name: str, command: str) -> None:
         what, verb, *rest = command.split()
-        namespace = self.places[name].namespace
-        assert namespace is not None
-        _run("ip", "netns", "exec", namespace, "tc", what, verb, "dev", "eth0", *rest)
+        inside = ("ip", "netns", "exec", self._namespace(name))
+        _run(*inside, "tc", what, verb, "dev", "eth0", *rest)
 
     def _remove(self) -> None:
         for place in self.places.values():
