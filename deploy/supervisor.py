@@ -86,10 +86,7 @@ class Supervisor:
         name = self._plan.deploy.name
         if not self._private and self._plan.deploy.lifetime == "job":
             # Where the driver is: what ends that machine ends the driver, too.
-            here = NodeAffinitySchedulingStrategy(
-                ray.get_runtime_context().get_node_id(), soft=False
-            )
-            self._sentinel = RemoteSentinel.options(scheduling_strategy=here).remote()
+            self._sentinel = RemoteSentinel.options(scheduling_strategy=_here(soft=False)).remote()
         taken = ConfigError(
             f"deploy.name={name!r}: a deployment of this name runs on this cluster; stop it with "
             f"sluice down --name {name}, or give another name"
@@ -115,6 +112,8 @@ class Supervisor:
                 namespace=self._namespace,
                 runtime_env={"env_vars": dict(self._plan.environment)},
                 lifetime="detached",
+                # Beside the router: on a host that is cut off it would take all others for dead.
+                scheduling_strategy=_here(soft=True),
             ).remote(self._namespace, self._sentinel, first)
         except ValueError:
             log.debug("event=name_taken namespace=%s", self._namespace)
@@ -235,6 +234,11 @@ class Supervisor:
 
         run_bounded(recall, timeout_s=RECALL_TIMEOUT_S)
         return stored[0] if stored else self._plan.deploy.stop_timeout_s
+
+
+def _here(*, soft: bool) -> NodeAffinitySchedulingStrategy:
+    """Place an actor on this machine; ``soft``: on another one where this one is gone."""
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=soft)
 
 
 def last_line(error: RayError) -> str:

@@ -1,6 +1,7 @@
 """Clients that stream all the time and check what they get, token by token."""
 
 import asyncio
+import itertools
 import threading
 import time
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from tests.integration.streams import stream
 PAUSE_S = 0.2
 """Between two requests of a client: what starts meanwhile needs the processor, too."""
 REQUEST_TIMEOUT_S = 90.0
+_salts = itertools.count()
 
 
 class Load:
@@ -22,9 +24,16 @@ class Load:
     """
 
     def __init__(
-        self, url: str, prompts: Sequence[list[int]], expected: Sequence[list[int]]
+        self,
+        url: str,
+        prompts: Sequence[list[int]],
+        expected: Sequence[list[int]],
+        *,
+        are_new: bool = False,
     ) -> None:
+        """Have one client for each prompt; where it asks for it, no prefix of it is found."""
         self._url = url
+        self._are_new = are_new
         self._prompts = prompts
         self._expected = expected
         self._leave = threading.Event()
@@ -65,9 +74,10 @@ class Load:
     async def _ask(self, client: httpx.AsyncClient, number: int) -> None:
         expected = self._expected[number]
         while not self._leave.is_set():
+            salt = {"cache_salt": f"salt-{next(_salts)}"} if self._are_new else {}
             try:
                 answer = await stream(
-                    client, self._prompts[number], len(expected), leave_after=None
+                    client, self._prompts[number], len(expected), leave_after=None, **salt
                 )
                 assert answer == expected, f"other tokens: {answer} instead of {expected}"
             except (AssertionError, httpx.HTTPError) as error:

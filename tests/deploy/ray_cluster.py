@@ -46,11 +46,12 @@ def wait_until(holds: Callable[[], object], what: str, *, timeout_s: float = TIM
 class RayCluster:
     """Use as ``with RayCluster.open() as cluster``; nothing of it survives the block."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, head: str = HEAD, dashboard_host: str = LOOPBACK) -> None:
         self._folder = folder
+        self._head = head
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
-        self._port = claim_port(HEAD, 0, field="test")
-        self.dashboard = f"http://{LOOPBACK}:{claim_port(LOOPBACK, 0, field='test')}"
+        self._port = self.free_port(head)
+        self.dashboard = f"http://{dashboard_host}:{self.free_port(dashboard_host)}"
         self.environment = {
             **os.environ,
             **FAST_HEALTH_CHECKS,
@@ -81,30 +82,39 @@ class RayCluster:
     @property
     def address(self) -> str:
         """By which drivers and nodes join."""
-        return f"{HEAD}:{self._port}"
+        return f"{self._head}:{self._port}"
 
-    def _start_head(self) -> None:
+    def free_port(self, address: str) -> int:
+        """Return a port that nothing at ``address`` listens on."""
+        return claim_port(address, 0, field="test")
+
+    def inside(self, _address: str) -> tuple[str, ...]:
+        """Return what is written before a command so that it runs on the machine of an address."""
+        return ()
+
+    def _start_head(self, num_cpus: int = 0, **resources: float) -> None:
         host, port = self.dashboard.removeprefix("http://").split(":")
         self._start(
-            HEAD,
+            self._head,
             *("--head", f"--port={self._port}", f"--temp-dir={self._folder / 'r'}"),
-            *(f"--dashboard-host={host}", f"--dashboard-port={port}", "--num-cpus=0"),
-            f"--ray-client-server-port={claim_port(HEAD, 0, field='test')}",
+            *(f"--dashboard-host={host}", f"--dashboard-port={port}"),
+            f"--ray-client-server-port={self.free_port(self._head)}",
+            *_room(num_cpus, resources),
         )
         wait_until(lambda: self.num_nodes() == 1, "the head alive")
 
     def add(self, address: str, num_cpus: int, **resources: float) -> None:
         """Start a node. Returns when it has joined: two that start at once wait for each other."""
         number = self.num_nodes()
-        room = (f"--num-cpus={num_cpus}", f"--resources={json.dumps(resources)}")
-        self._start(address, f"--address={self.address}", *room)
+        self._start(address, f"--address={self.address}", *_room(num_cpus, resources))
         wait_until(lambda: self.num_nodes() == number + 1, f"node {address} alive")
 
     def _start(self, address: str, *arguments: str) -> None:
-        agent_port = claim_port(LOOPBACK, 0, field="test")
+        agent_port = self.free_port(LOOPBACK)
         with (self._folder / f"{address}.log").open("w") as log:
             self._nodes[address] = subprocess.Popen(
                 [
+                    *self.inside(address),
                     *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
                     *(f"--node-ip-address={address}", "--object-store-memory=80000000"),
                     *(f"--dashboard-agent-listen-port={agent_port}", *arguments),
@@ -209,6 +219,10 @@ class RayCluster:
             for folder in self._folder.glob("r/session_2*/runtime_resources/working_dir_files/*")
             if folder.is_dir()
         ]
+
+
+def _room(num_cpus: int, resources: Mapping[str, float]) -> tuple[str, str]:
+    return f"--num-cpus={num_cpus}", f"--resources={json.dumps(resources)}"
 
 
 def kill(process: psutil.Process) -> None:

@@ -14,8 +14,12 @@ async def stream(
     *,
     leave_after: int | None,
     begun: asyncio.Event | None = None,
+    **fields: object,
 ) -> list[int] | None:
-    """Return the streamed token ids; None after leaving early. ``begun`` is set with the first."""
+    """Return the streamed token ids; None after leaving early. ``begun`` is set with the first.
+
+    ``fields`` are of the request, too.
+    """
     body = {
         "model": "model",
         "prompt": list(prompt),
@@ -24,6 +28,7 @@ async def stream(
         "ignore_eos": True,
         "stream": True,
         "return_token_ids": True,
+        **fields,
     }
     token_ids: list[int] = []
     async with client.stream("POST", "/v1/completions", json=body) as response:
