@@ -56,14 +56,15 @@ def run_workers_command(
         supervisor = Supervisor(plan, events, private=session.private)
         is_left = False
         try:
-            _start(supervisor, config, console)
+            is_left = _start(supervisor, config, console)
             with findable(config.deploy.name, session):
                 if follower is not None:
                     console.print(f"following {file} (Ctrl-C stops)")
-                    _follow(supervisor, follower, session.on_new_process)
+                    # Also when it ends by an error, such as a controller that stays down.
                     is_left = config.deploy.lifetime == "detached"
+                    _follow(supervisor, follower, session.on_new_process)
                 else:
-                    is_left = _run(supervisor, config, console, session.on_new_process)
+                    is_left |= _run(supervisor, config, console, session.on_new_process)
         finally:
             if is_left:
                 console.print("the workers go on by themselves; sluice down stops them")
@@ -96,13 +97,15 @@ def check(config: SluiceConfig, file: Path | None, *, watch: bool) -> None:
     refuse_detached_in_private(config)
 
 
-def _start(supervisor: Supervisor, config: SluiceConfig, console: Console) -> None:
+def _start(supervisor: Supervisor, config: SluiceConfig, console: Console) -> bool:
+    """Return whether the deployment ran before: then it goes on, whatever happens here."""
     if config.deploy.lifetime == "detached" and supervisor.resume():
         console.print(f"deployment {config.deploy.name!r} runs already")
-        return
+        return True
     counts = f"{config.deploy.prefill} prefill, {config.deploy.decode} decode"
     console.print(f"starting {counts} worker(s) ...", highlight=False)
     supervisor.start()
+    return False
 
 
 def _follow(supervisor: Supervisor, watch: ConfigWatch, on_new_process: Callable[[], None]) -> None:

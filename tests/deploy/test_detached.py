@@ -1,8 +1,8 @@
 """A deployment that outlives the command that started it, on a real Ray cluster with few places.
 
-The failures guarded against: a detached deployment that ends with its driver or that ``sluice
-down`` does not end, a worker beside the resources that it was to take, and a wait for room that
-does not say for what.
+The failures guarded against: a detached deployment that ends with its driver, with a later command
+that cannot be carried out, or not with ``sluice down``; a worker beside the resources that it was
+to take, and a wait for room that does not say for what.
 """
 
 import subprocess
@@ -41,6 +41,19 @@ def settings(cluster: RayCluster, model: Path, **deploy: object) -> dict[str, di
     }
 
 
+def refused(cluster: RayCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that is to fail."""
+    return subprocess.run(
+        [sys.executable, "-m", "deploy.main", *arguments],
+        env=cluster.environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
 def test_a_detached_deployment_stays_until_down_and_a_full_cluster_says_what_it_lacks(
     cluster: RayCluster, tmp_path: Path
 ) -> None:
@@ -65,19 +78,21 @@ def test_a_detached_deployment_stays_until_down_and_a_full_cluster_says_what_it_
         cluster, model, name="waits", decode_resources={"place": 1}, start_timeout_s=15
     )
     file.write_text(yaml.safe_dump(other))
-    failed = subprocess.run(
-        [sys.executable, "-m", "deploy.main", "serve", "--config", str(file)],
-        env=cluster.environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    failed = refused(cluster, "serve", "--config", str(file))
     assert failed.returncode == 1, failed.stderr
     said = "no room for decode-0 (CPU 1, place 1): the Ray cluster has CPU"
     assert said in " ".join(failed.stderr.split())
     assert "place 0 of 1 free" in failed.stderr
+    assert client.is_ready()
+
+    # When a command would have it run by what cannot change, then it is told so, and all goes on
+    config["router"]["control_address"] = "tcp://127.0.0.1:9"
+    config["security"] = {"keys_dir": str(tmp_path)}
+    file.write_text(yaml.safe_dump(config))
+    failed = refused(cluster, "workers", "--config", str(file))
+    assert failed.returncode == 2, failed.stderr
+    assert f"security.keys_dir={tmp_path} (it runs with nothing)" in " ".join(failed.stderr.split())
+    assert {w.worker_id for w in client.workers() if w.state == "ready"} == hosts.keys()
     assert client.is_ready()
 
     # When it is told to go, then nothing is left, and a second time there is nothing to end
