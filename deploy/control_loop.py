@@ -102,6 +102,10 @@ class ControlLoop:
         self._put = put
         self._events = EventLog()
         self._reconciler = Reconciler(limits_of(wanted.plan.deploy))
+        self._acting = threading.Lock()
+        """Held while ``step`` acts. Taken before the others."""
+        self._is_halted = False
+        """Protected by the above."""
         self._storing = threading.Lock()
         """Held while something is stored, so that nothing older is stored after it. Taken before
         the other."""
@@ -189,11 +193,26 @@ class ControlLoop:
             self._put(wanted)
         return wanted
 
-    def step(self, wait_s: float) -> None:
-        """See what there is, for ``wait_s`` at most, and do what is due."""
+    def halt(self) -> None:
+        """Have ``step`` do nothing more. Returns when nothing is under way."""
+        with self._acting:
+            self._is_halted = True
+
+    def step(self, wait_s: float) -> bool:
+        """See what there is, for ``wait_s`` at most, and do what is due.
+
+        Returns:
+            False, and nothing is done, after ``halt``.
+        """
         with self._lock:
             workers = self._desired.workers
         observed = self._services.observe(wait_s, workers)
+        with self._acting:
+            if not self._is_halted:
+                self._act(observed)
+            return not self._is_halted
+
+    def _act(self, observed: dict[str, Observed]) -> None:
         with self._lock:
             self._observed = observed
             plan = self._plan

@@ -21,7 +21,7 @@ from deploy.control_loop import ControlLoop, Row
 from deploy.events import Event
 from deploy.fleet import Fleet
 from deploy.sentinel import outlive_not
-from deploy.wanted import First, WantedStore, recall
+from deploy.wanted import Beginning, WantedStore
 
 log = logging.getLogger(__name__)
 
@@ -36,17 +36,14 @@ class Controller:
     def __init__(
         self,
         namespace: str,
-        sentinel: ActorHandle[Any] | None = None,
-        first: First | None = None,
+        sentinel: ActorHandle[Any] | None,
+        beginning: Beginning,
     ) -> None:
         die_with_parent()
-        self._store = WantedStore(namespace)
-        if first is not None:
-            self._store.begin(first)
+        own_id = ray.get_runtime_context().get_actor_id()
+        self._store = WantedStore(namespace, beginning, own_id)
+        wanted = self._store.begin()
         self._store.count_start()
-        wanted = recall(namespace)
-        if wanted is None:
-            raise RuntimeError("nothing is stored any more: its deployment was stopped meanwhile")
         plan = wanted.plan
         set_up_logging(plan.log_level, worker=NAME, role="deploy", log_format=plan.log_format)
         fleet = Fleet(namespace, sentinel)
@@ -79,11 +76,15 @@ class Controller:
         """As ``update``, and want as many workers as ``config`` says."""
         return self._loop.apply(config)
 
+    def halt(self) -> None:
+        """Do nothing more. Returns when nothing is under way: what was started by then is all."""
+        self._loop.halt()
+
     def _run(self) -> None:
         try:
             self._loop.step(0.0)  # nobody may be there yet who could have news
-            while True:
-                self._loop.step(TICK_S)
+            while self._loop.step(TICK_S):
+                pass
         except BaseException:
             log.exception("event=crashed service=%s", NAME)
             logging.shutdown()

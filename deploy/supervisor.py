@@ -16,13 +16,14 @@ from core.config import SluiceConfig
 from core.errors import ConfigError, SluiceError
 from deploy import controller, wanted
 from deploy.bounded import run_bounded
-from deploy.controller import RemoteController, Row
+from deploy.control_loop import Row
+from deploy.controller import RemoteController
 from deploy.events import Event, EventQueue, GaveUp, ServiceEnded
 from deploy.fleet import role_of
 from deploy.launch import Plan
 from deploy.sentinel import RemoteSentinel
 from deploy.shortage import shortage
-from deploy.wanted import First, first_wanted
+from deploy.wanted import Beginning, first_wanted
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ KILL_RESERVE_S = 5.0
 REMOVE_TIMEOUT_S = 2.0
 """Beyond the rest of the stop timeout: for killing what is left by then."""
 RECALL_TIMEOUT_S = 1.0
+HALT_SHARE = 0.25
+"""Of the time to stop: for the controller to end what it does. A frozen one is killed amid it."""
 EVENTS_WAIT_S = 5.0
 STOP_LOOK_S = 0.2
 CALL_TIMEOUT_S = 5.0
@@ -68,10 +71,9 @@ class Supervisor:
         One whose controller is gone for good gets a new one.
         """
         self._controller = find_controller(self._namespace)
-        if self._controller is None and wanted.is_stored(self._namespace):
-            wanted.forgive(self._namespace)
-            if not self._claim(None):
-                self._controller = find_controller(self._namespace)
+        is_orphaned = self._controller is None and wanted.is_stored(self._namespace)
+        if is_orphaned and not self._claim(Beginning(None)):
+            self._controller = find_controller(self._namespace)
         if self._controller is not None:
             self._hear()
         return self._controller is not None
@@ -100,11 +102,11 @@ class Supervisor:
                 f"deploy.name={name!r}: {', '.join(left)} of an earlier deployment still run, "
                 f"without a controller; run sluice down --name {name} first"
             )
-        if not self._claim(First(first_wanted(self._plan))):
+        if not self._claim(Beginning(first_wanted(self._plan))):
             raise taken
         self._hear()
 
-    def _claim(self, first: First | None) -> bool:
+    def _claim(self, beginning: Beginning) -> bool:
         """Start the controller; return False if another start has taken its name meanwhile."""
         try:
             self._controller = RemoteController.options(
@@ -114,7 +116,7 @@ class Supervisor:
                 lifetime="detached",
                 # Beside the router: on a host that is cut off it would take all others for dead.
                 scheduling_strategy=_here(soft=True),
-            ).remote(self._namespace, self._sentinel, first)
+            ).remote(self._namespace, self._sentinel, beginning)
         except ValueError:
             log.debug("event=name_taken namespace=%s", self._namespace)
             return False
@@ -218,7 +220,8 @@ class Supervisor:
         if self._controller is not None:
             grace_s = self._stop_timeout_s() - KILL_RESERVE_S
             if not run_bounded(
-                lambda: stop_all(self._namespace, grace_s), timeout_s=grace_s + REMOVE_TIMEOUT_S
+                lambda: stop_all(self._namespace, grace_s, of=self._controller),
+                timeout_s=grace_s + REMOVE_TIMEOUT_S,
             ):
                 log.warning("Ray does not answer; what it has started is killed with it")
         if self._sentinel is not None:
@@ -255,10 +258,24 @@ def find_controller(namespace: str) -> ActorHandle[Any] | None:
         return None
 
 
-def stop_all(namespace: str, grace_s: float) -> None:
-    """End the controller, then all services, the router first; kill what does not stop."""
-    deadline = time.monotonic() + max(grace_s, 1.0)
+def stop_all(namespace: str, grace_s: float, *, of: ActorHandle[Any] | None = None) -> None:
+    """End the controller, then all services, the router first; kill what does not stop.
+
+    Args:
+        namespace: Of the deployment.
+        grace_s: For the services to end by themselves.
+        of: The controller that this is about: where another one has its name by now, that one's
+            deployment is left alone.
+    """
+    grace_s = max(grace_s, 1.0)
+    deadline = time.monotonic() + grace_s
     keeper = find_controller(namespace)
+    if keeper is not None and of is not None and keeper != of:
+        return
+    if keeper is not None:
+        wanted.forbid(namespace, keeper._actor_id.hex())  # noqa: SLF001 - no public name
+        _halt(keeper, grace_s * HALT_SHARE)
+    start = wanted.start_id(namespace)  # before the name is free for another one
     if keeper is not None:
         ray.kill(keeper, no_restart=True)
     services = services_of(namespace)
@@ -266,11 +283,19 @@ def stop_all(namespace: str, grace_s: float) -> None:
         service.expect_stop.remote()
     # The router first: it ends what is pending, and does not take the workers' end for a loss.
     routers = {name: actor for name, actor in services.items() if name == "router"}
-    _stop_some(routers, deadline - max(grace_s, 1.0) / 2)
+    _stop_some(routers, deadline - grace_s / 2)
     _stop_some({n: a for n, a in services.items() if n not in routers}, deadline)
     for service in services.values():
         ray.kill(service, no_restart=True)
-    wanted.clear(namespace)
+    wanted.clear(namespace, start)
+
+
+def _halt(keeper: ActorHandle[Any], timeout_s: float) -> None:
+    """Have the controller start nothing after what can be found now."""
+    try:
+        ray.get(keeper.halt.remote(), timeout=timeout_s)
+    except RayError as error:
+        log.debug("event=not_halted reason=%s", last_line(error))
 
 
 def services_of(namespace: str) -> dict[str, Any]:

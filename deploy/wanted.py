@@ -1,7 +1,8 @@
 """What a deployment's next controller must know, in Ray's internal key-value store.
 
 The store lives as long as Ray's control service: no further process is needed that could die as the
-controller can. The plan has the deployment's keys, so that it is to end with the deployment.
+controller can. The plan has the deployment's keys, so that it is to end with the deployment. It is
+stored under its start's id: who ends one start forgets nothing of another that follows at once.
 """
 
 import secrets
@@ -38,33 +39,51 @@ def first_wanted(plan: Plan) -> Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class First:
-    """What the controller of a new deployment begins with; one of a later life goes on instead."""
+class Beginning:
+    """What a controller begins with; a later life of the same one goes on with what is stored."""
 
-    wanted: Wanted
-    start_id: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+    wanted: Wanted | None
+    """None: what is stored already, whose controller has gone for good."""
+    start_id: bytes = field(default_factory=lambda: secrets.token_hex(16).encode())
     """Tells this start from those before it."""
 
 
 class WantedStore:
-    """The controller's own access to what is stored. Any thread calls it."""
+    """One controller's own access to what is stored. Any thread calls it."""
 
-    def __init__(self, namespace: str) -> None:
+    def __init__(self, namespace: str, beginning: Beginning, controller_id: str) -> None:
         self._namespace = namespace
+        self._controller_id = controller_id
+        self._beginning = beginning
         self._lock = threading.Lock()
         """Between ``put`` and ``wipe``: nothing is put after what has been wiped."""
         self._is_wiped = False
 
-    def begin(self, first: First) -> None:
-        """Store ``first`` unless an earlier life of the controller did.
+    def begin(self) -> Wanted:
+        """Store what the controller begins with unless an earlier life of it did; return it.
 
         By the controller alone, which has its name then: of two starts only one has anything
         stored.
+
+        Raises:
+            RuntimeError: the deployment was stopped meanwhile; nothing of it is stored.
         """
-        if self._get(b"start") != first.start_id:
-            self.put(first.wanted)
-            forgive(self._namespace)
-            self._put(b"start", first.start_id)
+        before = start_id(self._namespace)
+        is_first = before != self._beginning.start_id
+        wanted = self._beginning.wanted if is_first else None
+        wanted = wanted or recall(self._namespace)
+        if wanted is None:
+            raise RuntimeError("nothing is stored any more: its deployment was stopped meanwhile")
+        if is_first:
+            self.put(wanted)
+            self._delete(b"starts")
+            self._put(b"start", self._beginning.start_id)
+            clear(self._namespace, before)
+        # After the storing: a stop that comes later finds what was stored, one before is seen here.
+        if self._get(b"stopped") == self._controller_id.encode():
+            self.wipe()
+            raise RuntimeError("its deployment is being stopped")
+        return wanted
 
     def count_start(self) -> None:
         """Remember one more start; Ray itself would start what crashes at once for ever.
@@ -87,13 +106,13 @@ class WantedStore:
         """Keep ``wanted`` for the next controller; nothing after ``wipe``."""
         with self._lock:
             if not self._is_wiped:
-                store(self._namespace, wanted)
+                store(self._namespace, wanted, self._beginning.start_id)
 
     def wipe(self) -> None:
         """Forget what was stored, for good, though services are still seen to end."""
         with self._lock:
             self._is_wiped = True
-            clear(self._namespace)
+            clear(self._namespace, self._beginning.start_id)
 
     def _get(self, key: bytes) -> bytes | None:
         return _internal_kv_get(key, namespace=self._namespace.encode())
@@ -101,31 +120,43 @@ class WantedStore:
     def _put(self, key: bytes, content: bytes) -> None:
         _internal_kv_put(key, content, namespace=self._namespace.encode())
 
+    def _delete(self, key: bytes) -> None:
+        _internal_kv_del(key, namespace=self._namespace.encode())
 
-def store(namespace: str, wanted: Wanted) -> None:
-    """Keep ``wanted`` for the next controller."""
-    _internal_kv_put(b"wanted", cloudpickle.dumps(wanted), namespace=namespace.encode())
+
+def start_id(namespace: str) -> bytes:
+    """Return the id of the latest start in ``namespace``, though it be stopped by now."""
+    return _internal_kv_get(b"start", namespace=namespace.encode()) or b""
+
+
+def forbid(namespace: str, controller_id: str) -> None:
+    """Have a controller that has not begun yet never begin: it is about to be killed."""
+    _internal_kv_put(b"stopped", controller_id.encode(), namespace=namespace.encode())
+
+
+def store(namespace: str, wanted: Wanted, start: bytes = b"") -> None:
+    """Keep ``wanted`` for the next controller of that ``start``."""
+    _internal_kv_put(_key(start), cloudpickle.dumps(wanted), namespace=namespace.encode())
 
 
 def recall(namespace: str) -> Wanted | None:
     """Return what was stored last; None: nothing, since all has been stopped or never began."""
-    content = _internal_kv_get(b"wanted", namespace=namespace.encode())
+    content = _internal_kv_get(_key(start_id(namespace)), namespace=namespace.encode())
     return None if content is None else cloudpickle.loads(content)
 
 
 def is_stored(namespace: str) -> bool:
     """Return whether a deployment was started in ``namespace`` and not stopped."""
-    return _internal_kv_get(b"wanted", namespace=namespace.encode()) is not None
+    return _internal_kv_get(_key(start_id(namespace)), namespace=namespace.encode()) is not None
 
 
-def clear(namespace: str) -> None:
-    """Forget what was stored.
+def clear(namespace: str, start: bytes) -> None:
+    """Forget what was stored of ``start``, and of no other.
 
-    But for which start it was: a controller that is not dead yet must not begin it again.
+    But for its id: a controller that is not dead yet must not begin it again.
     """
-    _internal_kv_del(b"wanted", namespace=namespace.encode())
+    _internal_kv_del(_key(start), namespace=namespace.encode())
 
 
-def forgive(namespace: str) -> None:
-    """Forget how often the controller started lately."""
-    _internal_kv_del(b"starts", namespace=namespace.encode())
+def _key(start: bytes) -> bytes:
+    return b"wanted:" + start

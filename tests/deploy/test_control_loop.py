@@ -247,6 +247,19 @@ def test_an_update_while_a_start_stands_still_replaces_that_worker_too(world: Wo
     assert sorted(row.role for row in world.loop.services()) == ["decode", "decode", "prefill"]
 
 
+def test_a_halt_waits_for_what_is_under_way_and_then_nothing_is_started(world: World) -> None:
+    halts = threading.Thread(target=world.loop.halt, daemon=True)
+    with world.standing(world.fleet.gate, world.step):
+        halts.start()
+        assert answer(world.loop.services) == []
+        assert halts.is_alive(), "what is started after it is found by nobody"
+    halts.join(GATE_WAIT_S)
+    there = dict(world.fleet.seen)
+    world.loop.scale({"decode": 3}, {})
+    assert not world.loop.step(0.0)
+    assert world.fleet.seen == there
+
+
 def test_who_is_given_up_is_told_after_what_it_died_of(world: World) -> None:
     world.step()
     world.fleet.put("decode-0", "refused")
