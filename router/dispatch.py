@@ -77,10 +77,12 @@ class Dispatcher:
             self._generations.discard(generation)
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            for spec in specs:
-                del self._running[spec.request_id]
-            self._num_pending -= len(specs)
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:  # also where whoever leaves is cancelled meanwhile: their places are free
+                for spec in specs:
+                    del self._running[spec.request_id]
+                self._num_pending -= len(specs)
 
     @property
     def num_unplaced(self) -> int:

@@ -45,9 +45,9 @@ class GenerationResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate until the end, the first failure, or the client's leaving or not reading."""
         write = self._write_stream if self._stream else self._write_whole
-        bounded = _bounded(send, timeout_s=self._dispatcher.config.router.write_timeout_s)
+        client = _Client(send, timeout_s=self._dispatcher.config.router.write_timeout_s)
         try:
-            if await _run_while_connected(receive, write(scope, bounded)):
+            if await _run_while_connected(receive, write(scope, client.send), client):
                 return
             outcome = "client_left"
         except _ClientStalledError:
@@ -145,24 +145,33 @@ class _ClientStalledError(Exception):
     """The client is connected, and has taken nothing of its answer for too long."""
 
 
-def _bounded(send: Send, *, timeout_s: float) -> Send:
-    """Return a ``send`` that raises ``_ClientStalledError`` where one call takes ``timeout_s``.
+class _Client:
+    """Who gets the answer. Its server waits in ``send`` while its buffer is full, for ever."""
 
-    The server waits in it, without a bound of its own, while its buffer for the client is full.
-    """
+    def __init__(self, send: Send, *, timeout_s: float) -> None:
+        self._send = send
+        self._timeout_s = timeout_s
+        self.has_all = False
+        """Whether the last part was sent: the server calls the client disconnected from then on."""
 
-    async def bounded_send(message: Message) -> None:
+    async def send(self, message: Message) -> None:
+        """Send ``message``.
+
+        Raises:
+            _ClientStalledError: the client has not taken it for ``timeout_s``.
+        """
+        self.has_all = message["type"] == "http.response.body" and not message.get("more_body")
         try:
-            async with asyncio.timeout(timeout_s):
-                await send(message)
+            async with asyncio.timeout(self._timeout_s):
+                await self._send(message)
         except TimeoutError as error:
             raise _ClientStalledError from error
 
-    return bounded_send
 
-
-async def _run_while_connected(receive: Receive, work: Coroutine[None, None, None]) -> bool:
-    """Run ``work`` until its end, or cancel it when the client disconnects.
+async def _run_while_connected(
+    receive: Receive, work: Coroutine[None, None, None], client: _Client
+) -> bool:
+    """Run ``work`` until its end, or cancel it when the client disconnects before it has all.
 
     Returns:
         Whether ``work`` came to its end. What it raises is raised.
@@ -171,9 +180,9 @@ async def _run_while_connected(receive: Receive, work: Coroutine[None, None, Non
     watching = asyncio.create_task(_disconnected(receive))
     try:
         await asyncio.wait({writing, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if not writing.done():
+        if not writing.done() and not client.has_all:
             return False
-        writing.result()
+        await writing
         return True
     finally:
         writing.cancel()

@@ -121,6 +121,32 @@ async def test_stream_error_is_raised_by_the_openai_client(router: RunningRouter
         _ = [chunk async for chunk in stream]
 
 
+@pytest.mark.parametrize("answer", ["streamed", "whole"])
+async def test_one_choice_that_fails_ends_the_others_and_leaves_their_places(
+    router: RunningRouter, answer: str
+) -> None:
+    # Given a request for three choices, all of them under way
+    under_way = asyncio.Barrier(3)
+
+    async def fails_one(worker: ScriptedWorker, generate: Generate) -> None:
+        worker.output(generate, (20,))
+        await under_way.wait()
+        if generate.request_id.endswith("-0"):
+            worker.fail(generate, "internal")
+
+    worker = await router.start_worker(fails_one)
+    # When one fails
+    body = BODY | {"n": 3, "stream": answer == "streamed"}
+    text = (await router.http.post("/v1/completions", json=body)).text
+
+    # Then the client is told once, what runs on is ended, and the router has nothing left of it
+    assert text.count('"error"') == text.count("scripted internal failure") == 1
+    await worker.wait_for(lambda: len(worker.aborts) == 2)
+    await router.until_idle()
+    assert await router.metric('sluice_requests_total{code="500",') == 1
+    assert await router.metric('sluice_requests_total{code="499",') == 0
+
+
 @pytest.mark.parametrize(
     ("kind", "status", "num_attempts"),
     [("request", 400, 1), ("internal", 500, 1), ("capacity", 503, 3), ("transfer", 503, 3)],
@@ -191,6 +217,36 @@ async def test_request_timeout_aborts_and_answers_504(start_router: StartRouter)
     answer = await router.http.post("/v1/completions", json=BODY)
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "request_timeout")
     await worker.wait_for(lambda: len(worker.aborts) == 1)
+
+
+async def test_timeout_of_a_stream_is_its_last_event(start_router: StartRouter) -> None:
+    router = await start_router(request_timeout_s=0.3)
+
+    async def one_token(worker: ScriptedWorker, generate: Generate) -> None:
+        worker.output(generate, (20,))
+
+    worker = await router.start_worker(one_token)
+    answer = await router.http.post("/v1/completions", json=BODY | {"stream": True})
+    (*_, last) = answer.text.strip().split("\n\n")
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "request_timeout"
+    await worker.wait_for(lambda: len(worker.aborts) == 1)
+    await router.until_idle()
+    assert await router.metric('sluice_requests_total{code="504",') == 1
+
+
+async def test_a_client_that_leaves_while_no_worker_is_there_frees_its_place(
+    start_router: StartRouter,
+) -> None:
+    router = await start_router(admission_wait_s=10, max_pending_requests=1)
+    asking = asyncio.create_task(router.http.post("/v1/completions", json=BODY))
+    async with asyncio.timeout(5):
+        while not await router.metric('sluice_stage_requests{stage="route"}'):  # noqa: ASYNC110 - from outside
+            await asyncio.sleep(0.01)
+    asking.cancel()
+    await router.until_idle()
+    worker = await router.start_worker(say([20, EOS]))
+    assert (await router.http.post("/v1/completions", json=BODY)).status_code == 200
+    assert len(worker.generates) == 1
 
 
 async def test_no_worker_is_a_bounded_503(start_router: StartRouter) -> None:
