@@ -8,7 +8,7 @@ from deploy.actors import ProcessIdentity
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Ctrl-C or SIGTERM."""
+    """Ctrl-C, SIGTERM, or ``sluice down`` from elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)

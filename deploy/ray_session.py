@@ -20,6 +20,7 @@ import ray
 from core.config import DeployConfig
 from core.errors import ConfigError
 from deploy.bounded import run_bounded
+from deploy.cluster_reach import require_listener
 from deploy.processes import end_processes, with_descendants
 from deploy.ray_environment import cluster_address
 from deploy.reaper import Reaper
@@ -87,6 +88,7 @@ def _joined(address: str, *, upload_code: bool) -> Generator[RaySession]:
     inside_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
     packages = [str(PROJECT_ROOT / package) for package in PACKAGES]
     try:
+        require_listener(address)
         ray.init(
             address=address,
             runtime_env=None if inside_job or not upload_code else {"py_modules": packages},

@@ -5,6 +5,7 @@ runs there, and a client of the API may not.
 """
 
 import os
+import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, get_args
@@ -12,6 +13,7 @@ from typing import Any, get_args
 from core.config import SluiceConfig
 from core.errors import ConfigError, SluiceError
 from core.messages import Role
+from deploy.cluster_reach import join_in_time
 from deploy.run_file import find_session
 
 MAX_WORKERS = 10_000
@@ -98,6 +100,7 @@ def run_down(name: str, address: str | None, *, grace_s: float) -> int:
         from deploy.supervisor import stop_all  # noqa: PLC0415 - imports Ray
 
         stop_all(namespace, grace_s)
+    sys.stdout.write(f"{name}: stopped\n")
     return 0
 
 
@@ -116,6 +119,7 @@ def _ask(name: str, address: str | None, call: Callable[[Any], Any]) -> int:
             raise SluiceError(f"the controller of {name!r} does not answer; try again") from error
     if refusal is not None:
         raise ConfigError(refusal)
+    sys.stdout.write(f"{name}: taken; sluice status shows it being carried out\n")
     return 0
 
 
@@ -142,12 +146,15 @@ def _joined(name: str, address: str | None) -> Generator[tuple[Any, str]]:
 
     namespace = namespace_of(name)
     try:
-        ray.init(
-            address=target or "auto",
-            namespace=namespace,
-            log_to_driver=False,
-            logging_level="error",
-            _node_ip_address="127.0.0.1" if session else None,
+        join_in_time(
+            lambda: ray.init(
+                address=target or "auto",
+                namespace=namespace,
+                log_to_driver=False,
+                logging_level="error",
+                _node_ip_address="127.0.0.1" if session else None,
+            ),
+            target or "auto",
         )
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())[:200]

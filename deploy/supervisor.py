@@ -18,7 +18,7 @@ from deploy import controller, wanted
 from deploy.bounded import run_bounded
 from deploy.control_loop import Row
 from deploy.controller import RemoteController
-from deploy.events import Event, EventQueue, GaveUp, ServiceEnded
+from deploy.events import Event, EventQueue, GaveUp, ServiceEnded, StopRequested
 from deploy.fleet import role_of
 from deploy.launch import Plan
 from deploy.sentinel import RemoteSentinel
@@ -144,10 +144,27 @@ class Supervisor:
             except RayError as error:
                 # Ray starts it anew after any death but one in its constructor.
                 if not self._stopping.is_set():
-                    self._events.put(GaveUp(controller.NAME, last_line(error)))
+                    self._events.put(self._end_of_controller(error))
                 return
             for event in events:
                 self._events.put(event)
+
+    def _end_of_controller(self, error: RayError) -> Event:
+        """Tell an end that ``sluice down`` has brought about from one that nobody asked for."""
+        asked_for: list[bool] = []
+        controller_id = self._controller._actor_id.hex()  # noqa: SLF001 - no public name
+
+        def look() -> None:
+            asked_for.append(wanted.is_forbidden(self._namespace, controller_id))
+
+        try:
+            run_bounded(look, timeout_s=RECALL_TIMEOUT_S)
+        except Exception as unknown:  # noqa: BLE001 - the end must be told, whatever Ray does
+            log.debug("event=not_recalled reason=%s", unknown)
+        if any(asked_for):
+            log.info("event=stopped_by_command name=%s", self._plan.deploy.name)
+            return StopRequested()
+        return GaveUp(controller.NAME, last_line(error))
 
     def next_event(self, timeout_s: float | None = None) -> Event | None:
         """Return the next event, followed up; None after ``timeout_s`` without one.

@@ -134,6 +134,12 @@ def forbid(namespace: str, controller_id: str) -> None:
     _internal_kv_put(b"stopped", controller_id.encode(), namespace=namespace.encode())
 
 
+def is_forbidden(namespace: str, controller_id: str) -> bool:
+    """Return whether somebody has stopped the deployment of that controller."""
+    stopped = _internal_kv_get(b"stopped", namespace=namespace.encode())
+    return stopped == controller_id.encode()
+
+
 def store(namespace: str, wanted: Wanted, start: bytes = b"") -> None:
     """Keep ``wanted`` for the next controller of that ``start``."""
     _internal_kv_put(_key(start), cloudpickle.dumps(wanted), namespace=namespace.encode())
