@@ -7,6 +7,7 @@ delivered is compared byte by byte, and poison is on in all pools.
 
 import asyncio
 import logging
+import multiprocessing
 import os
 import random
 import signal
@@ -39,7 +40,7 @@ from decode.tracing import DecodeTrace
 from tests.chaos.small_pool import COMPATIBILITY, CONFIG, LAYOUT, SmallPool, content
 from tests.chaos.soak_source import NUM_BLOCKS as SOURCE_BLOCKS
 from tests.chaos.soak_source import SourceSpec, run_source
-from tests.fork_server import fork_context
+from tests.fork_server import forked_process
 from transfer.rank_reads import RankReads
 from transfer.reader import Reader
 from transfer.transports import open_transport
@@ -78,7 +79,6 @@ class Soak:
         self._keeps_leases = keeps_leases
         self._random = random.Random(seed)
         self._keys = DeploymentKeys.generate()
-        self._context = fork_context()
         self._clock = asyncio.get_running_loop().time
         self.sources: list[SourceHandle] = []
         self.counts: Counter[str] = Counter()
@@ -142,9 +142,10 @@ class Soak:
 
     async def _start_source(self) -> SourceHandle:
         incarnation = new_incarnation()
-        ours, theirs = self._context.Pipe()
+        ours, theirs = multiprocessing.Pipe()
         spec = SourceSpec(incarnation, self._keys, self._options, self._keeps_leases)
-        process = self._context.Process(target=run_source, args=(spec, theirs), daemon=True)
+        process = forked_process(run_source, (spec, theirs))
+        process.daemon = True
         process.start()
         theirs.close()
         address = await asyncio.to_thread(ours.recv)

@@ -121,6 +121,7 @@ def run_in_parts(
 
 def load(folder: Path, dtype: Literal["float32", "bfloat16"], attention: str) -> PagedModel:
     loaded = load_model(folder, dtype=dtype, device="cpu", attention=attention)
+    torch.set_num_threads(1)  # the kernels keep theirs, which do not spin
     return PagedModel(loaded, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS)
 
 

@@ -317,6 +317,7 @@ def load(
     kv_dtype: Literal["auto", "float8_e4m3"] = "float8_e4m3",
 ) -> PagedModel:
     loaded = load_model(folder, dtype=dtype, device="cpu", attention=attention, num_threads=2)
+    torch.set_num_threads(1)  # the kernels keep theirs, which do not spin
     return PagedModel(loaded, block_size=8, num_blocks=64, kv_dtype=kv_dtype)
 
 

@@ -47,7 +47,9 @@ def make_model(folders: dict[str, Path]) -> MakeModel:
         dtype: Literal["float32", "bfloat16"] = "float32",
         attention: Literal["auto", "reference"] = "auto",
     ) -> PagedModel:
-        loaded = load_model(folders[family], dtype=dtype, device="cpu", attention=attention)
+        loaded = load_model(
+            folders[family], dtype=dtype, device="cpu", attention=attention, num_threads=1
+        )
         return PagedModel(loaded, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS)
 
     return make

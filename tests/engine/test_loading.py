@@ -36,6 +36,7 @@ def folder(llama: Path, tmp_path: Path) -> Path:
 
 
 def load(path: Path, **options: Any) -> LoadedModel:
+    options = {"num_threads": 1} | options
     return load_model(path, dtype="float32", device="cpu", attention="reference", **options)
 
 

@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> PagedModel:
-    loaded = load_model(folder, dtype="float32", device="cpu")
+    loaded = load_model(folder, dtype="float32", device="cpu", num_threads=1)
     return PagedModel(loaded, block_size=BLOCK_SIZE, num_blocks=MAX_NUM_SEQS * BLOCKS_PER_SEQUENCE)
 
 

@@ -16,7 +16,12 @@ from tests.engine.head_masks import visible_by_head
 def spec_of(model_path: Path, window: HeadWindowConfig | None = None) -> ModelSpec:
     """Return what a worker knows of the model under this window."""
     return load_model(
-        model_path, dtype="float32", device="cpu", attention="reference", head_window=window
+        model_path,
+        dtype="float32",
+        device="cpu",
+        attention="reference",
+        num_threads=1,
+        head_window=window,
     ).spec
 
 

@@ -32,7 +32,7 @@ from core.messages import DesiredWorkers
 from core.worker_context import WorkerContext
 from deploy.ports import claim_port
 from tests.chaos.network import Network, Place, enter, over_tcp
-from tests.fork_server import fork_context, take_other_addresses
+from tests.fork_server import forked_process
 
 HOST = "127.0.0.1"
 SECOND_HOST = "127.0.0.2"
@@ -58,7 +58,6 @@ class Member:
 
 def run_member(member: Member) -> None:
     """Run in the member's own process."""
-    _hole = take_other_addresses()
     if member.place.namespace is not None:
         enter(member.place.namespace)
     from engine.threads import thread_environment
@@ -137,7 +136,7 @@ class Stack:
         second_router: bool = False,
         own_interpreters: bool = False,
     ) -> None:
-        self._context = get_context("spawn") if own_interpreters else fork_context()
+        self._own_interpreters = own_interpreters
         host = HOST if network is None else network.gateway.host
         port = claim_port(host, 0, field="test")
         self.config = config.model_copy(
@@ -217,7 +216,11 @@ class Stack:
 
     def start(self, name: str) -> None:
         """Start (again) the process ``name``."""
-        process = self._context.Process(target=run_member, args=(self._members[name],), name=name)
+        member = self._members[name]
+        if self._own_interpreters:
+            process = get_context("spawn").Process(target=run_member, args=(member,), name=name)
+        else:
+            process = forked_process(run_member, (member,), name=name)
         process.start()
         self.processes[name] = process
 

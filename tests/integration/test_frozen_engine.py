@@ -24,7 +24,7 @@ from core.lifecycle import WorkerHealth
 from core.messages import Generate, Heartbeat, Hello, OutputBatch, Welcome
 from core.sampling import SamplingParams
 from core.worker_context import WorkerContext
-from tests.fork_server import fork_context
+from tests.fork_server import forked_process
 from tests.integration.frozen_worker import run
 from tests.integration.models import tiny_model
 
@@ -103,7 +103,7 @@ async def started(model_path: Path) -> AsyncIterator[Worker]:
         host="127.0.0.1",
     )
     ours, theirs = multiprocessing.Pipe()
-    process = fork_context().Process(target=run, args=(context, theirs))
+    process = forked_process(run, (context, theirs))
     process.start()
     channel = None
     try:

@@ -27,7 +27,7 @@ from engine.batch import StepBatch
 from engine.kv_pool import KVPool
 from engine.runner import PendingStep
 from engine.startup import Engine
-from tests.fork_server import fork_context
+from tests.fork_server import forked_process
 from tests.integration.models import VOCAB_SIZE, tiny_model
 from tests.integration.requests import prompt_of
 from tests.integration.stack import Member, Stack, run_member
@@ -196,7 +196,7 @@ class SabotagedStack(Stack):
         if name == "router":
             super().start(name)
             return
-        process = fork_context().Process(target=run_sabotaged, args=(self._members[name], self.log))
+        process = forked_process(run_sabotaged, (self._members[name], self.log))
         process.start()
         self.processes[name] = process
 

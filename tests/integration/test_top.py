@@ -50,6 +50,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory, logs: Path) -> Iterator[Stac
             cache={"memory_gib": 0.02, "block_size": 16},
             router={"local_prefill_max_tokens": 64},
             log_format="json",
+            own_interpreters=True,  # how progress is shown is settled before imports
         ) as stack:
             os.dup2(own, 2)
             yield stack
