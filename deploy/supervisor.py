@@ -116,6 +116,7 @@ class Supervisor:
                 lifetime="detached",
                 # Beside the router: on a host that is cut off it would take all others for dead.
                 scheduling_strategy=_here(soft=True),
+                memory=1,  # Ray places anywhere what asks for nothing, whatever it is told
             ).remote(self._namespace, self._sentinel, beginning)
         except ValueError:
             log.debug("event=name_taken namespace=%s", self._namespace)
