@@ -15,10 +15,7 @@ from core.channel import Party
 from core.config import DeployConfig, SluiceConfig
 from core.errors import ConfigError
 from core.messages import DesiredWorkers, Role
-from deploy.event_log import EventLog
-from deploy.events import Event, GaveUp, ProcessDied, ProcessStarted, ServiceEnded
-from deploy.launch import Launch, Plan
-from deploy.reconciler import (
+from deploy.desired import (
     Action,
     Desired,
     Drain,
@@ -27,10 +24,13 @@ from deploy.reconciler import (
     Kill,
     Limits,
     Observed,
-    Reconciler,
     Start,
     Target,
 )
+from deploy.event_log import EventLog
+from deploy.events import Event, GaveUp, ProcessDied, ProcessStarted, ServiceEnded
+from deploy.launch import Launch, Plan
+from deploy.reconciler import Reconciler
 from deploy.scaling import check_targets, scaled
 from deploy.wanted import Wanted
 

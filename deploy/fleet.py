@@ -14,9 +14,9 @@ from core.channel import Party
 from core.lifecycle import WorkerHealth
 from core.messages import DesiredWorkers
 from deploy.actors import Ending, ProcessIdentity, RemoteServiceActor
+from deploy.desired import Observed, State
 from deploy.events import Event, ProcessDied, ProcessStarted, ServiceEnded
 from deploy.launch import Launch
-from deploy.reconciler import Observed, State
 from deploy.seat_state import UP, SeatAction, SeatEvent, SeatState, after
 
 log = logging.getLogger(__name__)

@@ -15,115 +15,27 @@ a one may serve, so that it is neither sent away nor made up for, but ended if i
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 from core.channel import Party
-from core.messages import DesiredWorkers
-
-State = Literal["pending", "adopted", "starting", "ready", "draining", "ended", "dead", "refused"]
-"""``pending``: has not answered yet, such as for lack of room; ``adopted``: as that, but started by
-an earlier controller; ``ended``: as it was told;
-``dead``: its process is gone; ``refused``: it ended by a config error, which no restart mends."""
+from deploy.desired import (
+    Action,
+    Desired,
+    Drain,
+    Forget,
+    GiveUp,
+    Kill,
+    Limits,
+    Observed,
+    Start,
+    State,
+    Target,
+)
 
 FIRST_WAIT_S = 1.0
 """Before the second restart in a row; doubled for each further one."""
 KILL_AGAIN_S = 10.0
 """What is still not dead after so long is killed once more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Of time and number; see the fields of the same names in ``DeployConfig``."""
-
-    max_restarts: int
-    restart_backoff_max_s: float
-    healthy_after_s: float
-    start_timeout_s: float
-    drain_timeout_s: float
-    progress_timeout_s: float
-    max_surge: int
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What is wanted of one role."""
-
-    replicas: int
-    revision: str
-
-
-@dataclass(frozen=True, slots=True)
-class Desired:
-    """What is wanted."""
-
-    targets: Mapping[Party, Target]
-    leaving: Mapping[str, Party] = field(default_factory=dict[str, Party])
-    """Services that end to make room for one of another role, by name. The number of that role
-    counts the new one already; it starts when the old one is gone. The last decode worker that
-    serves goes when another one does."""
-    generation: int = 0
-    """Of the operator's changes: each gives a new chance to what has been given up."""
-
-    @property
-    def workers(self) -> DesiredWorkers:
-        """The numbers alone."""
-        counts = {role: target.replicas for role, target in self.targets.items()}
-        return DesiredWorkers(self.generation, counts.get("prefill", 0), counts.get("decode", 0))
-
-
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """What is seen of one service."""
-
-    name: str
-    role: Party
-    revision: str
-    state: State
-    silence_s: float = 0.0
-    """How long ago it last proved progress."""
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Start a service, or start it anew under its old name."""
-
-    name: str
-    role: Party
-    revision: str
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """Have it finish what it has, and end."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """End its process now. It is to be seen as dead afterwards."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """It is over; its name is free."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """It stays down until the operator changes something. Told once."""
-
-    name: str
-    reason: str
-
-
-Action = Start | Drain | Kill | Forget | GiveUp
 
 
 @dataclass(slots=True)

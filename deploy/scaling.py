@@ -6,7 +6,7 @@ from dataclasses import replace
 from core.channel import Party
 from core.errors import ConfigError
 from core.messages import Role
-from deploy.reconciler import Desired, Observed, State, Target
+from deploy.desired import Desired, Observed, State, Target
 
 WHAT_TO_DO: Mapping[State, str] = {
     "draining": "it ends anyway; name another worker, or change the numbers: prefill=N decode=N",

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from ray import cloudpickle
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 
+from deploy.desired import Desired, Target
 from deploy.launch import Plan
-from deploy.reconciler import Desired, Target
 
 MAX_STARTS = 6
 STARTS_WINDOW_S = 60.0

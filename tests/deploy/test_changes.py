@@ -15,8 +15,8 @@ from core.channel import DeploymentKeys
 from core.config import DeployConfig, SluiceConfig
 from core.errors import ConfigError
 from deploy.changes import EFFECTS, OF_ONE_ROLE, Effect
+from deploy.desired import Limits
 from deploy.plan import DeploymentPlan
-from deploy.reconciler import Limits
 
 ROLES = ("prefill", "decode")
 CHANGED: dict[str, Any] = {

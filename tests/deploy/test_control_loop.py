@@ -17,10 +17,10 @@ from core.channel import Party
 from core.config import DeployConfig, SluiceConfig
 from core.messages import DesiredWorkers
 from deploy.control_loop import ControlLoop, Row
+from deploy.desired import Observed, State
 from deploy.events import Event, GaveUp, ProcessDied
 from deploy.launch import Launch
 from deploy.placement import Bundle
-from deploy.reconciler import Observed, State
 from deploy.wanted import Wanted, first_wanted
 
 ANSWER_WAIT_S = 20.0

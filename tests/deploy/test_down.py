@@ -14,7 +14,7 @@ from tests.deploy.ray_cluster import HEAD, ROOT, RayCluster
 STORE = f"""
 import sys, ray
 from deploy.wanted import Wanted, store
-from deploy.reconciler import Desired
+from deploy.desired import Desired
 
 ray.init(sys.argv[1], logging_level="ERROR", _node_ip_address={HEAD!r})
 store("sluice-left", Wanted("no plan", Desired({{}}), {{"decode-0": "gone, too"}}))

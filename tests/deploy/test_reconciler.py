@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from core.channel import Party
-from deploy.reconciler import (
+from deploy.desired import (
     Action,
     Desired,
     Drain,
@@ -23,12 +23,11 @@ from deploy.reconciler import (
     Kill,
     Limits,
     Observed,
-    Reconciler,
     Start,
     State,
     Target,
-    backoff_s,
 )
+from deploy.reconciler import Reconciler, backoff_s
 
 LIMITS = Limits(
     max_restarts=3,

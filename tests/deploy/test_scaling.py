@@ -6,7 +6,7 @@ import pytest
 
 from core.errors import ConfigError
 from core.messages import Role
-from deploy.reconciler import Desired, Observed, State, Target
+from deploy.desired import Desired, Observed, State, Target
 from deploy.scaling import check_targets, scaled
 
 

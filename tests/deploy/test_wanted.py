@@ -8,7 +8,7 @@ controller that crashes at once again and again for ever.
 import pytest
 
 from deploy import wanted
-from deploy.reconciler import Desired
+from deploy.desired import Desired
 from deploy.wanted import (
     MAX_STARTS,
     STARTS_WINDOW_S,
