@@ -15,6 +15,7 @@ from deploy.deployment import findable, plan_of, refuse_detached_in_private
 from deploy.events import EventQueue, StopRequested
 from deploy.model_source import resolve_model
 from deploy.ray_session import ray_session
+from deploy.shortage import RoomWatch
 from deploy.stop_signals import StopSignals
 from deploy.supervisor import Supervisor
 
@@ -111,6 +112,7 @@ def _start(supervisor: Supervisor, config: SluiceConfig, console: Console) -> bo
 def _follow(supervisor: Supervisor, watch: ConfigWatch, on_new_process: Callable[[], None]) -> None:
     supervisor.is_ready = True  # no worker's failure ends the rest: a change may mend it
     look_at = time.monotonic()
+    room = RoomWatch(look_at)
     while True:
         event = supervisor.next_event(max(look_at - time.monotonic(), 0.0))
         if isinstance(event, StopRequested):
@@ -120,6 +122,8 @@ def _follow(supervisor: Supervisor, watch: ConfigWatch, on_new_process: Callable
         if time.monotonic() >= look_at:
             watch.look(supervisor.apply)
             look_at = time.monotonic() + LOOK_S
+            if reason := room.look(look_at, supervisor.waits):
+                log.warning("event=waits_for_room reason=%s", reason)
 
 
 def _run(

@@ -5,6 +5,7 @@ that cannot be carried out, or not with ``sluice down``; a worker beside the res
 to take, and a wait for room that does not say for what.
 """
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
+from core.key_files import write_keys
 from deploy.api_client import ApiClient, UnreachableError
 from deploy.ports import claim_port
 from tests.deploy.ray_cluster import LOOPBACK, ROOT, RayCluster, wait_until
@@ -54,6 +56,21 @@ def refused(cluster: RayCluster, *arguments: str) -> subprocess.CompletedProcess
     )
 
 
+def follow_until(cluster: RayCluster, file: Path, log: Path, said: str) -> None:
+    """Follow a config file until the log says something, and stop."""
+    with log.open("w") as out:
+        following = subprocess.Popen(
+            [sys.executable, "-m", "deploy.main", "workers", "--config", str(file), "--watch"],
+            env=cluster.environment,
+            cwd=ROOT,
+            stdout=out,
+            stderr=out,
+        )
+    wait_until(lambda: said in log.read_text(), said)
+    following.send_signal(signal.SIGTERM)
+    assert following.wait(60) == 0, log.read_text()
+
+
 def test_a_detached_deployment_stays_until_down_and_a_full_cluster_says_what_it_lacks(
     cluster: RayCluster, tmp_path: Path
 ) -> None:
@@ -84,6 +101,15 @@ def test_a_detached_deployment_stays_until_down_and_a_full_cluster_says_what_it_
     assert said in " ".join(failed.stderr.split())
     assert "place 0 of 1 free" in failed.stderr
     assert client.is_ready()
+
+    # When one that follows its file wants it, then its log says the same, and it goes on waiting
+    other["deploy"] |= {"name": "follows", "lifetime": "detached"}
+    other["router"]["control_address"] = "tcp://127.0.0.1:9"
+    write_keys(tmp_path / "keys")
+    other["security"] = {"keys_dir": str(tmp_path / "keys")}
+    file.write_text(yaml.safe_dump(other))
+    follow_until(cluster, file, tmp_path / "log", f"event=waits_for_room reason={said}")
+    cluster.run("deploy.main", "down", "--name=follows", f"--address={cluster.address}")
 
     # When a command would have it run by what cannot change, then it is told so, and all goes on
     config["router"]["control_address"] = "tcp://127.0.0.1:9"

@@ -61,6 +61,21 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"decode": {"gpu": {"count": 1}, "ucx": {"tls": "rc,tcp"}}}, "add cuda_copy,cuda_ipc"),
     ({"decode": {"gpu": {"count": 2}}}, "decode.gpu.count=2, engine.tensor_parallel_size=1"),
+    (
+        {"config": {"engine": {"num_threads": 8}}},
+        "resources: cpu 4 is less than the 8 that a worker takes",
+    ),
+    (
+        {
+            "config": {"decode": {"engine": {"num_threads": 2}}},
+            "decode": {"resources": {"requests": {"cpu": "500m"}}},
+        },
+        "decode.resources: cpu 500m is less than the 2 that a worker takes",
+    ),
+    (
+        {"networkPolicy": {"restrictEgress": True}},
+        'no pod could fetch model.name="default"; allow it by networkPolicy.extraEgress',
+    ),
     ({"prefill": {"replicas": 0, "gpu": {"count": 1}}}, "set decode.gpu.count"),
     (
         {"router": {"autoscaling": {"enabled": True, "minReplicas": 9}}},
@@ -98,6 +113,13 @@ def test_the_schema_refuses(values: dict[str, Any], message: str) -> None:
 
 def test_no_prefill_workers_is_a_deployment_too() -> None:
     assert render({"prefill": {"replicas": 0}})
+
+
+@pytest.mark.parametrize("cpu", ["8", 8, "7500m", None])
+def test_a_pod_with_room_for_its_workers_threads_is_taken(cpu: object) -> None:
+    roomy = {"resources": {"requests": {"cpu": cpu}}}
+    engine = {"engine": {"num_threads": 8}}
+    assert render({"config": engine, "prefill": roomy, "decode": roomy})
 
 
 @pytest.mark.parametrize("values", sorted((CHART / "ci").glob("*.yaml")), ids=lambda p: p.stem)

@@ -92,11 +92,21 @@
 {{- if and (gt (int $own.gpu.count) 0) (ne $ranks (int $own.gpu.count)) -}}
 {{- fail (printf "%s.gpu.count=%d, engine.tensor_parallel_size=%d: each rank needs a GPU, and a pod holds one worker; give both the same" $role (int $own.gpu.count) $ranks) -}}
 {{- end -}}
+{{/* A worker asks Ray for its threads, of which each rank has one at least; a pod offers its CPUs, rounded up. */}}
+{{- $threads := max $ranks (int (default (default 0 $engine.num_threads) (default dict $roleConfig.engine).num_threads)) -}}
+{{- $cpu := dig "limits" "cpu" (dig "requests" "cpu" "" $own.resources) $own.resources | toString -}}
+{{- $offered := hasSuffix "m" $cpu | ternary (ceil (divf (trimSuffix "m" $cpu | float64) 1000)) (ceil (float64 $cpu)) -}}
+{{- if and $cpu (gt (float64 $threads) $offered) -}}
+{{- fail (printf "%s.resources: cpu %s is less than the %d that a worker takes (engine.num_threads, engine.tensor_parallel_size), so Ray would never place one; raise it" $role $cpu $threads) -}}
+{{- end -}}
 {{- end -}}
 {{- if and (eq (int $values.prefill.replicas) 0) (gt (int $values.prefill.gpu.count) 0) (eq (int $values.decode.gpu.count) 0) -}}
 {{- fail "prefill.gpu.count is set, but prefill.replicas=0: all runs on decode workers; set decode.gpu.count" -}}
 {{- end -}}
 
+{{- if and $values.networkPolicy.restrictEgress (not $values.networkPolicy.extraEgress) (not $values.model.pvc.existingClaim) -}}
+{{- fail (printf "networkPolicy.restrictEgress: no pod could fetch model.name=%q; allow it by networkPolicy.extraEgress, or name a model.pvc.existingClaim that holds it" $values.model.name) -}}
+{{- end -}}
 {{- with $values.router.autoscaling -}}
 {{- if and .enabled (lt (int .maxReplicas) (int .minReplicas)) -}}
 {{- fail (printf "router.autoscaling.maxReplicas=%d is less than minReplicas=%d" (int .maxReplicas) (int .minReplicas)) -}}
