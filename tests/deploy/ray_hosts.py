@@ -76,12 +76,12 @@ class RayHosts(RayCluster):
         """Return an address."""
         return self.network.places[name].host
 
-    def actors_on(self, name: str) -> set[str]:
-        """Return the names of the actors that live on a host."""
+    def actors_on(self, name: str) -> dict[str, int]:
+        """Return the process ids of the actors that live on a host, by name."""
         address = self.host(name)
         nodes = [node["node_id"] for node in self._list("nodes") if node["node_ip"] == address]
         return {
-            actor["name"]
+            actor["name"]: int(actor["pid"])
             for actor in self._list("actors")
             if actor["state"] == "ALIVE" and actor["node_id"] in nodes and actor["name"]
         }
