@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from core.config import DeployConfig
+from deploy.changes import EFFECTS, Effect
 from tests.helm.chart import CHART, helm, refusal, render
 
 RDMA = {"enabled": True}
@@ -104,6 +106,16 @@ UNKNOWN: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("values", "message"), REFUSED, ids=lambda part: str(part)[:60])
 def test_refused_with_the_value_and_the_fix(values: dict[str, Any], message: str) -> None:
     assert message in refusal(values)
+
+
+@pytest.mark.parametrize(
+    "field", [name for name, effect in EFFECTS.items() if effect is Effect.REFUSED]
+)
+def test_what_no_running_deployment_can_change_is_the_charts_alone(field: str) -> None:
+    value = getattr(DeployConfig(), field) or "x"
+    assert f"config.deploy.{field}: the chart sets it" in refusal(
+        {"config": {"deploy": {field: value}}}
+    )
 
 
 @pytest.mark.parametrize(("values", "message"), UNKNOWN, ids=lambda part: str(part)[:60])
