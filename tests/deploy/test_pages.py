@@ -1,0 +1,64 @@
+"""What the pages tell an operator to look for, to set and to type is there.
+
+The failure guarded against: at three in the morning, a runbook that says ``grep`` for a log line
+that no process writes, or names a setting or a command of an earlier version.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from deploy.cli import run
+from deploy.config_reference import field_at
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("core", "blockmgr", "transfer", "engine", "ranks", "prefill", "decode", "router")
+PAGES = ("README.md", "docs/operations.md", "docs/architecture.md", "docs/dashboards.md")
+SECTIONS = "model|cache|kv_groups|scheduler|engine|transfer|router|security|deploy|metrics"
+SPAN = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
+
+
+CHART = re.compile(r"^## Install on Kubernetes$.*?(?=^## )", re.DOTALL | re.MULTILINE)
+"""Names the chart's values, which other tests hold against its schema."""
+
+
+def code_of(page: str) -> str:
+    """Return what is set as code on ``page``, one span per line."""
+    text = CHART.sub("", (ROOT / page).read_text(encoding="utf-8"))
+    return "\n".join(SPAN.findall(text))
+
+
+def written_events() -> re.Pattern[str]:
+    sources = [path for room in (*PACKAGES, "deploy") for path in (ROOT / room).rglob("*.py")]
+    found = {
+        event.replace("%s", "[a-z_]+")
+        for path in sources
+        for event in re.findall(r"\bevent=([a-z_]+(?:%s)?)", path.read_text(encoding="utf-8"))
+    }
+    return re.compile("|".join(sorted(found)))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_log_line_that_a_page_names_is_written_by_some_process(page: str) -> None:
+    written = written_events()
+    named = set(re.findall(r"\bevent=([a-z_]+)", code_of(page)))
+    assert {event for event in named if written.fullmatch(event) is None} == set()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_setting_that_a_page_names_is_one_of_the_config(page: str) -> None:
+    named = set(re.findall(rf"`((?:{SECTIONS})\.[a-z_]+)(?=[`:=])", code_of(page)))
+    assert {name for name in named if field_at(tuple(name.split("."))) is None} == set()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_that_a_page_names_is_one_of_sluice(
+    page: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run(["--help"])
+    commands = set(re.findall(r"^    ([a-z]+) ", capsys.readouterr().out, re.MULTILINE))
+    named = set(re.findall(r"(?:^|[`/$] *)sluice ([a-z]+)", code_of(page), re.MULTILINE))
+    assert "serve" in commands
+    assert named - commands == set()
