@@ -97,7 +97,7 @@ def run_down(name: str, address: str | None, *, grace_s: float) -> int:
         ConfigError: there is none.
     """
     with _joined(name, address) as (_, namespace):
-        from deploy.supervisor import stop_all  # noqa: PLC0415 - imports Ray
+        from deploy.stopping import stop_all  # noqa: PLC0415 - imports Ray
 
         stop_all(namespace, grace_s)
     sys.stdout.write(f"{name}: stopped\n")
@@ -141,7 +141,7 @@ def _joined(name: str, address: str | None) -> Generator[tuple[Any, str]]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray  # noqa: PLC0415 - reads the environment when it is imported
 
-    from deploy.supervisor import find_controller, namespace_of, services_of  # noqa: PLC0415
+    from deploy.lookup import find_controller, namespace_of, services_of  # noqa: PLC0415
     from deploy.wanted import is_stored  # noqa: PLC0415
 
     namespace = namespace_of(name)

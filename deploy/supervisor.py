@@ -2,14 +2,12 @@
 
 import logging
 import threading
-import time
 from queue import Empty
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayError
-from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from core.config import SluiceConfig
@@ -21,8 +19,10 @@ from deploy.controller import RemoteController
 from deploy.events import Event, EventQueue, GaveUp, ServiceEnded, StopRequested
 from deploy.fleet import role_of
 from deploy.launch import Plan
+from deploy.lookup import find, find_controller, namespace_of, services_of
 from deploy.sentinel import RemoteSentinel
 from deploy.shortage import shortage
+from deploy.stopping import last_line, stop_all
 from deploy.wanted import Beginning, first_wanted
 
 log = logging.getLogger(__name__)
@@ -32,18 +32,11 @@ KILL_RESERVE_S = 5.0
 REMOVE_TIMEOUT_S = 2.0
 """Beyond the rest of the stop timeout: for killing what is left by then."""
 RECALL_TIMEOUT_S = 1.0
-HALT_SHARE = 0.25
-"""Of the time to stop: for the controller to end what it does. A frozen one is killed amid it."""
 EVENTS_WAIT_S = 5.0
 STOP_LOOK_S = 0.2
 CALL_TIMEOUT_S = 5.0
 LEFT_BEHIND_WAIT_S = 5.0
 """For the services of an earlier deployment to end with it."""
-
-
-def namespace_of(name: str) -> str:
-    """Return where Ray keeps the names of the deployment called ``name``."""
-    return f"sluice-{name}"
 
 
 class Supervisor:
@@ -262,71 +255,6 @@ def _here(*, soft: bool) -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=soft)
 
 
-def last_line(error: RayError) -> str:
-    """Return the gist of an error of Ray's that holds a stack."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:200] if lines else type(error).__name__
-
-
-def find_controller(namespace: str) -> ActorHandle[Any] | None:
-    """Return the controller of the deployment in ``namespace``; None: there is none."""
-    try:
-        return ray.get_actor(controller.NAME, namespace=namespace)
-    except ValueError:
-        return None
-
-
-def stop_all(namespace: str, grace_s: float, *, of: ActorHandle[Any] | None = None) -> None:
-    """End the controller, then all services, the router first; kill what does not stop.
-
-    Args:
-        namespace: Of the deployment.
-        grace_s: For the services to end by themselves.
-        of: The controller that this is about: where another one has its name by now, that one's
-            deployment is left alone.
-    """
-    grace_s = max(grace_s, 1.0)
-    deadline = time.monotonic() + grace_s
-    keeper = find_controller(namespace)
-    if keeper is not None and of is not None and keeper != of:
-        return
-    if keeper is not None:
-        wanted.forbid(namespace, keeper._actor_id.hex())  # noqa: SLF001 - no public name
-        _halt(keeper, grace_s * HALT_SHARE)
-    start = wanted.start_id(namespace)  # before the name is free for another one
-    if keeper is not None:
-        ray.kill(keeper, no_restart=True)
-    services = services_of(namespace)
-    for service in services.values():
-        service.expect_stop.remote()
-    # The router first: it ends what is pending, and does not take the workers' end for a loss.
-    routers = {name: actor for name, actor in services.items() if name == "router"}
-    _stop_some(routers, deadline - grace_s / 2)
-    _stop_some({n: a for n, a in services.items() if n not in routers}, deadline)
-    for service in services.values():
-        ray.kill(service, no_restart=True)
-    wanted.clear(namespace, start)
-
-
-def _halt(keeper: ActorHandle[Any], timeout_s: float) -> None:
-    """Have the controller start nothing after what can be found now."""
-    try:
-        ray.get(keeper.halt.remote(), timeout=timeout_s)
-    except RayError as error:
-        log.debug("event=not_halted reason=%s", last_line(error))
-
-
-def services_of(namespace: str) -> dict[str, Any]:
-    """Return all services in ``namespace`` that are not dead.
-
-    As Ray has them: what a controller knew may be gone with it.
-    """
-    actors = list_named_actors(all_namespaces=True)
-    names = {actor["name"] for actor in actors if actor["namespace"] == namespace}
-    found = {name: _find(name, namespace) for name in sorted(names - {controller.NAME})}
-    return {name: actor for name, actor in found.items() if actor is not None}
-
-
 def _left_behind(namespace: str) -> list[str]:
     """Return the services in ``namespace`` that still run, though there is no controller.
 
@@ -336,26 +264,4 @@ def _left_behind(namespace: str) -> list[str]:
     ends = [service.wait_end.remote(LEFT_BEHIND_WAIT_S) for service in services.values()]
     if ends:
         ray.wait(ends, num_returns=len(ends), timeout=LEFT_BEHIND_WAIT_S, fetch_local=False)
-    return [name for name in services if _find(name, namespace) is not None]
-
-
-def _find(name: str, namespace: str) -> ActorHandle[Any] | None:
-    try:
-        return ray.get_actor(name, namespace=namespace)
-    except ValueError:
-        return None
-
-
-def _stop_some(services: dict[str, Any], deadline: float) -> None:
-    for service in services.values():
-        service.stop.remote()
-    ends = {
-        service.wait_end.remote(max(deadline - time.monotonic(), 0.1)): name
-        for name, service in services.items()
-    }
-    if not ends:
-        return
-    left_s = max(deadline - time.monotonic(), 0.0)
-    _, late = ray.wait(list(ends), num_returns=len(ends), timeout=left_s, fetch_local=False)
-    for call in late:
-        log.warning("event=killed service=%s reason=did not stop in time", ends[call])
+    return [name for name in services if find(name, namespace) is not None]

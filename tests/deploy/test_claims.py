@@ -20,7 +20,9 @@ import ray
 from core.errors import ConfigError
 from deploy import supervisor, wanted
 from deploy.events import EventQueue, ProcessStarted
-from deploy.supervisor import Supervisor, find_controller, namespace_of, stop_all
+from deploy.lookup import find_controller, namespace_of
+from deploy.stopping import stop_all
+from deploy.supervisor import Supervisor
 
 ray.init(sys.argv[1], logging_level="ERROR", log_to_driver=False, _node_ip_address={HEAD!r})
 space = namespace_of(CONFIG.name)
