@@ -20,6 +20,7 @@ from core.trace import Recorder
 from core.vllm_aliases import VllmAliases, total_load
 from router.api import RouterAPI, create_app
 from router.api_keys import ApiKeys
+from router.connections import KEEP_ALIVE_S, BoundedConnection
 from router.dispatch import Dispatcher
 from router.draining import leave_from
 from router.fleet import Fleet
@@ -148,7 +149,7 @@ def _export_vllm_aliases(
 def _uvicorn_config(app: object) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # pyright: ignore[reportArgumentType]
-        http="httptools",
+        http=BoundedConnection,
         ws="none",
         lifespan="off",
         access_log=False,
@@ -156,6 +157,7 @@ def _uvicorn_config(app: object) -> uvicorn.Config:
         log_level="warning",
         server_header=False,
         backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=GRACE_S,
     )
 

@@ -1,0 +1,110 @@
+"""One connection of a client: what it may cost before the router knows what it asks for.
+
+The server's own protocol takes a head of any length, waits for it for ever, and, where a client has
+sent its next request already, does not tell the running one that the client has left.
+"""
+
+import asyncio
+from typing import Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from router.responses import ErrorBody, Problem, to_json
+
+HEAD_TIMEOUT_S: Final = 30.0
+"""From a connection, or from the first byte of a later request, to the end of its headers."""
+MAX_HEAD_NBYTES: Final = 2**16
+"""Of a head that comes in several pieces: each piece is bounded by what is read at once."""
+KEEP_ALIVE_S: Final = 75
+"""How long a connection may do nothing between two requests. Longer than load balancers keep one,
+or a request would meet the end of its connection."""
+
+_REASONS: Final = {
+    400: "Bad Request",
+    408: "Request Timeout",
+    431: "Request Header Fields Too Large",
+}
+
+
+class BoundedConnection(HttpToolsProtocol):
+    """Use as uvicorn's ``http``. Bounds the head in bytes and time; an end reaches what runs."""
+
+    _head_nbytes: int | None = 0
+    """Received of the head that is not complete; None: a body or nothing is expected."""
+    _head_timer: asyncio.TimerHandle | None = None
+    _cycles: tuple[RequestResponseCycle, ...] = ()
+    """Of requests that are not answered yet, the one that runs first."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See ``asyncio.Protocol``."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See ``asyncio.Protocol``; what runs is told, though a later request waits behind it."""
+        self._stop_timer()
+        super().connection_lost(exc)
+        for cycle in self._unanswered():
+            cycle.disconnected = True
+            cycle.message_event.set()
+
+    def data_received(self, data: bytes) -> None:
+        """See ``asyncio.Protocol``."""
+        super().data_received(data)
+        if self._head_nbytes is None or self.transport.is_closing():
+            return
+        self._head_nbytes += len(data)
+        if self._head_nbytes > MAX_HEAD_NBYTES:
+            self._refuse(431, f"the headers are longer than {MAX_HEAD_NBYTES} bytes; send fewer")
+
+    def on_message_begin(self) -> None:
+        """See ``httptools``."""
+        super().on_message_begin()
+        self._head_nbytes = 0
+        self._await_head()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """See ``httptools``; what follows a body is no header of the request."""
+        if self._head_nbytes is not None:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """See ``httptools``."""
+        self._head_nbytes = None
+        self._stop_timer()
+        super().on_headers_complete()
+        self._cycles = (*self._unanswered(), self.cycle)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, in the form of all errors."""
+        self._refuse(400, msg)
+
+    def _unanswered(self) -> tuple[RequestResponseCycle, ...]:
+        return tuple(cycle for cycle in self._cycles if not cycle.response_complete)
+
+    def _await_head(self) -> None:
+        self._stop_timer()
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        if self._unanswered():
+            self._await_head()  # the answer to the request before it goes on
+        elif self._head_nbytes:
+            self._refuse(408, f"the headers did not arrive within {HEAD_TIMEOUT_S:g} s")
+        else:
+            self.transport.close()  # nothing was asked
+
+    def _refuse(self, status: int, message: str) -> None:
+        self._stop_timer()
+        body = to_json(ErrorBody(Problem(message, "invalid_request_error", None, None)))
+        head = (
+            f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()

@@ -1,0 +1,152 @@
+"""What a client can cost before it has said what it wants, and how its leaving is noticed.
+
+The failures guarded against: memory that grows by headers which never end, before any key is asked
+for; connections that say nothing and stay; a request that is generated to its end for a client that
+left, since it had sent its next one already.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from core.messages import Generate
+from router import connections
+from tests.router.conftest import MODEL, RunningRouter
+from tests.router.model_folder import EOS
+from tests.router.scripted_worker import ScriptedWorker, say
+
+BODY = json.dumps({"model": MODEL, "prompt": "a", "max_tokens": 100}).encode()
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n" % len(BODY)
+ASKED = HEAD + b"\r\n" + BODY
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@asynccontextmanager
+async def connected(router: RunningRouter) -> AsyncIterator[Connection]:
+    host, _, port = router.address.http.removeprefix("http://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def answer_of(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+    """Return status and error of the last answer of a connection, which then ends."""
+    async with asyncio.timeout(10):
+        content = await reader.read(-1)
+    head, _, body = content.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"]
+
+
+async def test_headers_that_do_not_end_are_refused_before_they_fill_the_memory(
+    router: RunningRouter,
+) -> None:
+    async with connected(router) as (reader, writer):
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nx-long: ")
+        with pytest.raises(ConnectionError):  # noqa: PT012 - whenever the end is met
+            for _ in range(10_000):
+                writer.write(b"a" * 10_000)
+                await writer.drain()
+                await asyncio.sleep(0)
+        del reader
+    async with connected(router) as (reader, writer):
+        writer.write(b"GET /health HTTP/1.1\r\n")
+        for number in range(2):  # two pieces, so that nothing is on the way when the end comes
+            await asyncio.sleep(0.05)
+            writer.write(b"x-%d: " % number + b"a" * 40_000)
+        assert (await answer_of(reader))[0] == 431
+    assert (await router.http.get("/health")).status_code == 200
+
+
+async def test_a_long_body_is_no_long_head(router: RunningRouter) -> None:
+    await router.start_worker(say([20, EOS]))
+    prompts = ["a" * 30] * 200
+    body = {"model": MODEL, "prompt": prompts, "user": "u" * 300_000, "max_tokens": 2}
+    answer = await router.http.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+
+
+async def test_who_says_nothing_or_not_enough_is_not_waited_for(
+    router: RunningRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.3)
+    async with connected(router) as (reader, _):
+        async with asyncio.timeout(10):
+            assert await reader.read(-1) == b""
+    async with connected(router) as (reader, writer):
+        writer.write(HEAD)
+        status, error = await answer_of(reader)
+        assert (status, error["type"]) == (408, "invalid_request_error")
+
+
+async def test_an_answer_takes_longer_than_a_head_may_and_so_does_a_pause_after_it(
+    router: RunningRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.2)
+
+    async def late(worker: ScriptedWorker, generate: Generate) -> None:
+        await asyncio.sleep(0.6)
+        await say([20, EOS])(worker, generate)
+
+    await router.start_worker(late)
+    async with connected(router) as (reader, writer):
+        writer.write(ASKED + b"GET /he")  # the next one has begun
+        async with asyncio.timeout(10):
+            assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")
+            await reader.readuntil(b"}}}")
+        writer.write(b"alth HTTP/1.1\r\nhost: x\r\n\r\n")
+        async with asyncio.timeout(10):
+            assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")
+            await reader.readuntil(b"}")
+        await asyncio.sleep(0.6)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        async with asyncio.timeout(10):
+            assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")
+
+
+async def test_a_client_that_leaves_with_its_next_request_sent_ends_the_one_that_runs(
+    router: RunningRouter,
+) -> None:
+    async def one_token(worker: ScriptedWorker, generate: Generate) -> None:
+        worker.output(generate, (20,))
+
+    worker = await router.start_worker(one_token)
+    async with connected(router) as (_, writer):
+        writer.write(ASKED * 3)
+        await worker.wait_for(lambda: len(worker.generates) == 1)
+    await worker.wait_for(lambda: len(worker.aborts) == 1)
+    await router.until_idle()
+    assert len(worker.generates) == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x16\x03\x01\x02\x00\x01",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        HEAD + b"content-length: 3\r\n\r\n" + BODY,
+        HEAD + b"transfer-encoding: chunked\r\n\r\n" + BODY,
+        HEAD.replace(b"content-length", b"content-length: -5\r\nx") + b"\r\n",
+        b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nZZ\r\nabc",
+    ],
+)
+async def test_what_is_no_http_is_told_so_in_the_form_of_all_errors(
+    router: RunningRouter, content: bytes
+) -> None:
+    async with connected(router) as (reader, writer):
+        writer.write(content)
+        status, error = await answer_of(reader)
+    assert (status, error["type"]) == (400, "invalid_request_error")
+
+
+async def test_what_follows_a_body_is_no_header(router: RunningRouter) -> None:
+    async with connected(router) as (reader, writer):
+        head = b"POST /v1/nothing HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        writer.write(head + b"1\r\na\r\n0\r\nx-request-id: mine\r\n\r\n")
+        async with asyncio.timeout(10):
+            answer = await reader.readuntil(b"\r\n\r\n")
+    assert b"x-request-id: mine" not in answer
