@@ -57,6 +57,10 @@ class Services(Protocol):
         """Start one, or start it anew."""
         ...
 
+    def start_waiting(self) -> None:
+        """Start those whose predecessors had their names until now."""
+        ...
+
     def drain(self, name: str) -> None:
         """Have it finish what it has."""
         ...
@@ -213,6 +217,7 @@ class ControlLoop:
             return not self._is_halted
 
     def _act(self, observed: dict[str, Observed]) -> None:
+        self._services.start_waiting()
         with self._lock:
             self._observed = observed
             plan = self._plan

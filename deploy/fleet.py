@@ -112,6 +112,12 @@ class Fleet:
         seat.role, seat.revision, seat.launch = role, revision, launch
         self._meet(name, seat, SeatEvent.START_ASKED)
 
+    def start_waiting(self) -> None:
+        """Start those whose predecessors had their names until now."""
+        for name, seat in self._seats.items():
+            if seat.state is SeatState.NAMELESS:
+                self._try_create(name, seat)
+
     def drain(self, name: str) -> None:
         """Have it finish what it has.
 
@@ -174,9 +180,7 @@ class Fleet:
 
         Each is told what is ``desired``: workers tell routers, which tell Prometheus.
         """
-        for name, seat in self._seats.items():
-            if seat.state is SeatState.NAMELESS:
-                self._try_create(name, seat)
+        for seat in self._seats.values():
             if seat.state in UP:
                 self._ask(seat, desired)
         if calls := list(self._calls()):

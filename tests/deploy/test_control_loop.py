@@ -80,6 +80,7 @@ class SlowFleet:
     def __init__(self, stored: list[Wanted]) -> None:
         self.gate = Gate()
         self._stored = stored
+        self.is_halted = False
         self.seen: dict[str, Observed] = {}
         self.told: list[DesiredWorkers] = []
         self.events: list[Event] = []
@@ -100,6 +101,9 @@ class SlowFleet:
         assert self._stored[-1].revisions[name] == revision, "a new controller would miss it"
         self.gate.pass_through()
         self.seen[name] = Observed(name, role, revision, "pending")
+
+    def start_waiting(self) -> None:
+        assert not self.is_halted, "what is started now is found by nobody"
 
     def drain(self, name: str) -> None:
         self.gate.pass_through()
@@ -254,6 +258,7 @@ def test_a_halt_waits_for_what_is_under_way_and_then_nothing_is_started(world: W
         assert answer(world.loop.services) == []
         assert halts.is_alive(), "what is started after it is found by nobody"
     halts.join(GATE_WAIT_S)
+    world.fleet.is_halted = True
     there = dict(world.fleet.seen)
     world.loop.scale({"decode": 3}, {})
     assert not world.loop.step(0.0)

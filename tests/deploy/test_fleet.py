@@ -32,6 +32,7 @@ said = {{}}
 def wait_for(fleet, state):
     seen = []
     while not seen or seen[-1] != state:
+        fleet.start_waiting()
         now = fleet.observe(0.5, wanted)["decode-0"].state
         if seen[-1:] != [now]:
             seen.append(now)
