@@ -37,3 +37,14 @@ def require_listener(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         raise ConnectionError(f"nothing answers there: {error}") from error
+
+
+def cluster_started_here() -> str | None:
+    """Return the address of the cluster that ``ray start`` has joined this machine to.
+
+    None: there is none. Ray's own ``auto`` would take any Ray process that runs here, such as those
+    of another user's private deployment, which answers nobody else.
+    """
+    from ray._private.utils import read_ray_address  # noqa: PLC0415 - reads the environment
+
+    return read_ray_address() or None

@@ -13,7 +13,7 @@ from typing import Any, get_args
 from core.config import SluiceConfig
 from core.errors import ConfigError, SluiceError
 from core.messages import Role
-from deploy.cluster_reach import join_in_time
+from deploy.cluster_reach import cluster_started_here, join_in_time
 from deploy.run_file import find_session
 
 MAX_WORKERS = 10_000
@@ -145,22 +145,25 @@ def _joined(name: str, address: str | None) -> Generator[tuple[Any, str]]:
     from deploy.wanted import is_stored  # noqa: PLC0415
 
     namespace = namespace_of(name)
+    if not target and (target := cluster_started_here()) is None:
+        raise ConfigError(
+            f"no deployment called {name!r} of this user runs on this machine, and no Ray cluster "
+            "was started here; give --name or --address"
+        )
     try:
         join_in_time(
             lambda: ray.init(
-                address=target or "auto",
+                address=target,
                 namespace=namespace,
                 log_to_driver=False,
                 logging_level="error",
                 _node_ip_address="127.0.0.1" if session else None,
             ),
-            target or "auto",
+            target,
         )
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise ConfigError(
-            f"no Ray cluster at {target or 'auto'} ({reason}); give --address"
-        ) from error
+        raise ConfigError(f"no Ray cluster at {target} ({reason}); give --address") from error
     try:
         keeper = find_controller(namespace)
         if keeper is None and not is_stored(namespace) and not services_of(namespace):

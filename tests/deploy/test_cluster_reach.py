@@ -8,9 +8,11 @@ import socket
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from deploy.cli import run
 from deploy.cluster_reach import join_in_time, require_listener
 
 
@@ -53,3 +55,13 @@ def test_what_is_no_host_and_port_is_left_to_ray(address: str) -> None:
 def test_an_address_that_cannot_be_is_a_connection_error(address: str) -> None:
     with pytest.raises(ConnectionError):
         require_listener(address)
+
+
+def test_where_nobody_has_started_ray_no_strange_process_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setenv("SLUICE_CACHE", str(tmp_path))
+    assert run(["scale", "decode=2"]) == 2
+    assert "no Ray cluster was started here; give --name or --address" in capsys.readouterr().err
