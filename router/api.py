@@ -125,6 +125,7 @@ class RouterAPI:
         arrived_at = self.fleet.traces.recorder.now()
         try:
             body = await read_body(request, max_nbytes=self.max_body_nbytes)
+            self.dispatcher.check_room()
             with self.metrics.stage("tokenize"):
                 if len(body) <= INLINE_BODY_NBYTES:
                     parsed, prepared = self._parse(body, kind, prepare)

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Items
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from core.config import SluiceConfig
 from core.errors import OverloadedError, RequestError
@@ -190,20 +191,33 @@ class Dispatcher:
 
     # From the arrival to the end
 
-    def _admit(self, num_sequences: int) -> None:
-        limit = self.config.router.max_pending_requests
+    def check_room(self) -> None:
+        """Refuse a request for which there is no place, before the work of tokenizing it.
+
+        Raises:
+            OverloadedError: as ``generate`` would for one sequence.
+        """
         if self._is_stopping:
             raise ShuttingDownError("the router is shutting down; try again")
+        if self._num_pending >= self.config.router.max_pending_requests:
+            self._refuse_full()
+
+    def _admit(self, num_sequences: int) -> None:
+        limit = self.config.router.max_pending_requests
         if num_sequences > limit:
             raise RequestError(
                 f"n: {num_sequences} sequences in one request, at most {limit} are served; "
                 "lower n or send fewer prompts",
                 field="n",
             )
+        self.check_room()
         if self._num_pending + num_sequences > limit:
-            self.metrics.rejections.labels(reason="queue_full").inc()
-            raise OverloadedError(f"{self._num_pending} requests are pending; try again later")
+            self._refuse_full()
         self._num_pending += num_sequences
+
+    def _refuse_full(self) -> NoReturn:
+        self.metrics.rejections.labels(reason="queue_full").inc()
+        raise OverloadedError(f"{self._num_pending} requests are pending; try again later")
 
     def _begin(self, generation: Generation, index: int) -> RunningSequence:
         life = RequestLife(max_attempts=self.config.router.max_attempts)

@@ -285,6 +285,23 @@ async def test_more_than_the_pending_limit_is_a_503_and_frees_its_place(
     assert (await router.http.post("/v1/completions", json=BODY)).status_code == 200
 
 
+async def test_a_full_router_tokenizes_no_prompt_that_it_will_refuse(
+    start_router: StartRouter,
+) -> None:
+    router = await start_router(max_pending_requests=1)
+    worker = await router.start_worker(silence)
+    first = asyncio.create_task(router.http.post("/v1/completions", json=BODY))
+    await worker.wait_for(lambda: bool(worker.generates))
+
+    tokenized = 'sluice_stage_duration_seconds_count{stage="tokenize"}'
+    assert await router.metric(tokenized) == 1
+    answer = await router.http.post("/v1/completions", json=BODY | {"prompt": "the fox " * 50})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "overloaded")
+    assert await router.metric(tokenized) == 1
+    assert await router.metric('sluice_rejections_total{reason="queue_full"}') == 1
+    first.cancel()
+
+
 async def test_stop_ends_open_streams_with_an_error(router: RunningRouter) -> None:
     async def one_token(worker: ScriptedWorker, generate: Generate) -> None:
         worker.output(generate, (20,))
