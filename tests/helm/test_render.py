@@ -285,6 +285,24 @@ def test_what_running_pods_cannot_change_is_seen_by_kuberay_and_nothing_else_is(
     assert annotations(other) == annotations({})
 
 
+@pytest.mark.parametrize(
+    ("own", "image"),
+    [
+        ({}, f"sluice@sha256:{'1' * 64}"),
+        ({"tag": "2"}, "sluice:2"),
+        ({"repository": "other"}, "other:1"),
+        ({"digest": f"sha256:{'2' * 64}"}, f"sluice@sha256:{'2' * 64}"),
+        ({"pullPolicy": "Always"}, f"sluice@sha256:{'1' * 64}"),
+    ],
+)
+def test_routers_run_the_image_that_was_named_for_them(own: dict[str, str], image: str) -> None:
+    common = {"tag": "1", "digest": f"sha256:{'1' * 64}"}
+    (router,) = of_kind(render({"image": common, "router": {"image": own}}), "Deployment").values()
+    (container,) = router["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == image
+    assert container["imagePullPolicy"] == own.get("pullPolicy", "IfNotPresent")
+
+
 def test_a_rollout_of_routers_waits_as_long_as_workers_may_take_to_start() -> None:
     def deadline(values: dict[str, Any]) -> int:
         (router,) = of_kind(render(values), "Deployment").values()

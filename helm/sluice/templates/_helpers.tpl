@@ -25,6 +25,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- define "sluice.image" -}}
 {{- $image := mergeOverwrite (deepCopy .Values.image) (default dict .override) -}}
+{{- with .override -}}
+{{- /* A digest is of one image: not of another tag or repository. */ -}}
+{{- if or .tag .repository }}{{- $_ := set $image "digest" (default "" .digest) -}}{{- end -}}
+{{- end -}}
 {{- if $image.digest -}}
 {{ $image.repository }}@{{ $image.digest }}
 {{- else -}}
