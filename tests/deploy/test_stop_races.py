@@ -109,6 +109,9 @@ said["goes_on"] = pids() == there
 said["first_told"] = last_word(first)
 first.stop()
 said["spared"] = pids() == there and is_whole("second")
+if not said["spared"]:
+    print(json.dumps(said))
+    sys.exit()
 
 # The controller has crashed as often as it may, and once more.
 _internal_kv_put(
