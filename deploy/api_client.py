@@ -277,6 +277,7 @@ class ApiClient:
 def _error_message(status: int, body: bytes) -> str:
     try:
         error = json.loads(body)["error"]
-        return f"{status}: {error['message']}"
+        hint = f"; put it into {API_KEY_VARIABLE}" if status == http.HTTPStatus.UNAUTHORIZED else ""
+        return f"{status}: {error['message']}{hint}"
     except (ValueError, KeyError, TypeError):
         return f"HTTP status {status}"

@@ -49,7 +49,7 @@ def run_config_check(path: Path, assignments: Sequence[str]) -> int:
     config = None if faults else SluiceConfig.of(settings)
     if config is not None:
         faults = [*_limits(config), *unlike_ranks(config)]
-    for fault in faults:
+    for fault in sorted(faults, key=lambda fault: _line(fault, settings)):
         told = _told("error", fault.places, fault.text, settings, lines)
         sys.stdout.write("\n".join([*told, *_expected(fault.places)]) + "\n\n")
     warnings = [] if config is None else advise(config, Machine())
@@ -90,6 +90,11 @@ def _limits(config: SluiceConfig) -> Iterator[Fault]:
         except ConfigError as error:
             place = ("engine", "tensor_parallel_size")
             yield Fault(((role, *place), place), f"{role} workers: {error}")
+
+
+def _line(fault: Fault, settings: ConfigLayer) -> int:
+    """Return where in the file ``fault`` is first; what was given elsewhere comes after it."""
+    return min(origin.line or sys.maxsize for origin in settings.origins_of(fault.places))
 
 
 def _told(

@@ -59,7 +59,9 @@ def _told(config: SluiceConfig, role: Role, num_workers: int) -> str:
     parts: list[str] = []
     if own.engine.tensor_parallel_size > 1:
         parts.append(f"{own.engine.tensor_parallel_size} ranks")
-    if own.model.device != "cuda" and role == "decode":
+    if own.model.device == "cuda":
+        parts.append("pools are in GPU memory")
+    elif role == "decode":
         parts.append("staging included")
     suffix = f" ({', '.join(parts)})" if parts else ""
     return f"{num_workers} {role} x {round(worker_host_gib(config, role), 2):g} GiB{suffix}"

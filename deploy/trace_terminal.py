@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +19,8 @@ from deploy.request_trace import (
 from deploy.trace_lanes import MEANING, Bar, Kind, Lane, lanes_of
 
 LEFT: Final = 14
+GAP: Final = 3
+"""Cells between two entries of the legend."""
 CELL: Final[dict[Kind, tuple[str, str]]] = {
     "wait": ("─", "bright_black"),
     "lease": ("╌", "magenta"),
@@ -33,14 +36,15 @@ def print_trace(trace: RequestTrace, console: Console) -> None:
     """Print ``trace`` as wide as the terminal is."""
     console.print(f"[bold]{trace.request_id}[/bold]", highlight=False)
     for line in summary_of(figures_of(trace)):
-        console.print(f"  {line}", highlight=False)
+        console.print(Padding(Text(line), (0, 0, 0, 2)))
     console.print()
     width = max(console.width - LEFT - 1, 20)
     lanes = lanes_of(trace)
     for lane in lanes:
         console.print(_row(lane, trace, width))
     console.print(_scale(trace, width), style="bright_black", highlight=False)
-    console.print(Text(" " * LEFT).append_text(_legend(lanes)))
+    for line in _legend(lanes, width):
+        console.print(Text(" " * LEFT).append_text(line))
     console.print()
     console.print(_table(trace))
     for process in trace.processes:
@@ -82,13 +86,18 @@ def _scale(trace: RequestTrace, width: int) -> str:
     return f"{'':<{LEFT}}{start}{end:>{max(width - len(start), len(end))}}"
 
 
-def _legend(lanes: list[Lane]) -> Text:
+def _legend(lanes: list[Lane], width: int) -> Iterator[Text]:
+    """Yield lines of ``width`` cells; what explains one kind of bar is on one of them."""
     kinds = {bar.kind for lane in lanes for bar in lane.bars}
-    legend = Text()
+    line = Text()
     for kind, (character, style) in CELL.items():
         if kind in kinds:
-            legend.append(character * 2, style=style).append(f" {MEANING[kind]}   ")
-    return legend
+            entry = Text(character * 2, style=style).append(f" {MEANING[kind]}", style="default")
+            if line and line.cell_len + GAP + entry.cell_len > width:
+                yield line
+                line = Text()
+            line.append(" " * GAP if line else "").append_text(entry)
+    yield line
 
 
 def _table(trace: RequestTrace) -> Table:

@@ -19,6 +19,7 @@ ANSWERS = {
     "/broken-off": (200, EVENT),
     "/failed-midway": (200, EVENT + b'data: {"error": {"message": "the worker died"}}\n\n'),
     "/refused": (400, b'{"error": {"message": "max_tokens: 0; give 1 or more"}}'),
+    "/locked": (401, b'{"error": {"message": "this API needs a key"}}'),
     "/html": (502, b"<html>Bad gateway</html>"),
     "/status": (200, b'{"pods": 3}'),
     "/ready": (503, b'{"status": "no decode worker is ready"}'),
@@ -64,6 +65,7 @@ def test_a_whole_stream_is_every_event_before_done(
         ("/broken-off", "before its end"),
         ("/failed-midway", "the worker died"),
         ("/refused", "max_tokens: 0; give 1 or more"),
+        ("/locked", "needs a key; put it into SLUICE_API_KEY"),
         ("/html", "502"),
     ],
 )

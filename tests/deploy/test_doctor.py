@@ -240,6 +240,13 @@ def test_pools_that_do_not_fit_fail(root: Path) -> None:
     assert checked(root, **with_tier)["pools in memory"].level == "fail"
 
 
+def test_pools_in_gpu_memory_take_none_of_the_machines_and_are_said_to(root: Path) -> None:
+    sizes = {"model": {"device": "cuda"}, "cache": {"memory_gib": 4000}}
+    finding = checked(root, **sizes)["pools in memory"]
+    assert finding.level == "ok"
+    assert "1 decode x 0 GiB (pools are in GPU memory)" in finding.text
+
+
 def test_the_pools_of_all_ranks_of_a_worker_count(root: Path) -> None:
     sizes = {"deploy": {"prefill": 1, "decode": 1}, "cache": {"memory_gib": 2.5}}
     assert checked(root, **sizes)["pools in memory"].level == "ok"

@@ -210,6 +210,18 @@ def test_what_is_drawn_is_in_the_legend() -> None:
     assert "failure" in texts(draw(ODD["a read failed"]))
 
 
+def test_no_entry_of_the_legend_is_cut_by_the_end_of_a_line() -> None:
+    lines = printed(WHOLE, width=44).splitlines()
+    for meaning in ("held for the reader", "tokens stream", "model step", "read of KV"):
+        assert any(meaning in line for line in lines), meaning
+
+
+def test_a_line_of_the_summary_that_is_too_long_goes_on_below_its_begin() -> None:
+    lines = printed(WHOLE, width=60).splitlines()
+    first = next(i for i, line in enumerate(lines) if "not hidden behind" in line)
+    assert lines[first + 1].startswith("  ")
+
+
 def test_a_worker_that_did_not_answer_is_named() -> None:
     assert "prefill-0: did not answer" in printed(ODD["prefill is gone"])
     assert "decode-0: has nothing of this request" in printed(ODD["forgotten"])
