@@ -19,6 +19,7 @@ from core.lifecycle import Lifecycle, WorkerHealth
 from core.logs import LogFormat, set_up_logging
 from core.messages import DesiredWorkers
 from core.parent import die_with_parent
+from core.version import VERSION
 from deploy.sentinel import outlive_not
 
 log = logging.getLogger(__name__)
@@ -91,7 +92,13 @@ class ServiceActor:
     With a ``sentinel``, it ends when that is gone: see ``deploy.sentinel``.
     """
 
-    def __init__(self, service: Service, sentinel: ActorHandle[Any] | None = None) -> None:
+    def __init__(
+        self,
+        service: Service,
+        sentinel: ActorHandle[Any] | None = None,
+        version: str = VERSION,
+    ) -> None:
+        """Args: ``version``, of the code that made ``service``; another may misread it."""
         die_with_parent()
         set_up_logging(
             service.log_level,
@@ -100,6 +107,7 @@ class ServiceActor:
             log_format=service.log_format,
         )
         self._service = service
+        self._version = version
         self._error: str | None = None
         self._ended = threading.Event()
         self._loop = uvloop.new_event_loop()
@@ -150,7 +158,7 @@ class ServiceActor:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_until_complete(self._service.run(self._lifecycle))
+            self._loop.run_until_complete(self._serve())
         except ConfigError as error:
             self._error = str(error)
         except MemoryCorruptionError as error:
@@ -165,6 +173,15 @@ class ServiceActor:
             log.error("event=ended_untold service=%s", self._service.name)
             self._exit()
         self._ended.set()
+
+    async def _serve(self) -> None:
+        if self._version != VERSION:
+            raise ConfigError(
+                f"this node has Sluice {VERSION}, and the controller {self._version}: a deployment "
+                "runs one version; give all nodes the same image and start it anew (in the chart: "
+                "ray.upgradeStrategy=Recreate)"
+            )
+        await self._service.run(self._lifecycle)
 
     @staticmethod
     def _exit() -> None:

@@ -13,6 +13,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 from core.channel import Party
 from core.lifecycle import WorkerHealth
 from core.messages import DesiredWorkers
+from core.version import VERSION
 from deploy.actors import Ending, ProcessIdentity, RemoteServiceActor
 from deploy.desired import Observed, State
 from deploy.events import Event, ProcessDied, ProcessStarted, ServiceEnded
@@ -169,7 +170,7 @@ class Fleet:
                 max_restarts=0,
                 scheduling_strategy=launch.strategy,
                 runtime_env={"env_vars": dict(launch.environment)},
-            ).remote(launch.service, self._sentinel)
+            ).remote(launch.service, self._sentinel, VERSION)
         except ValueError:
             log.debug("service=%s waits for its name", name)
         else:
