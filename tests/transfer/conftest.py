@@ -51,7 +51,13 @@ def decode(make_decode: MakeDecode, prefill: PrefillSide) -> DecodeSide:
 MakeSource = Callable[..., SourceProcess]
 
 
-@pytest.fixture(params=CASES, ids=str)
+def _param(case: Case) -> object:
+    """Each transport and each path is in every run; a pair with a stated limit is with the slow."""
+    marks = [pytest.mark.slow] if case.source_dies_with_readers else []
+    return pytest.param(case, id=str(case), marks=marks)
+
+
+@pytest.fixture(params=[_param(case) for case in CASES])
 def case(request: pytest.FixtureRequest) -> Case:
     return request.param
 
