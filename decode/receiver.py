@@ -26,7 +26,7 @@ from core.messages import (
 from decode.delivery import Delivery, Loss, ReceiverOwner
 from decode.landing import Landing, Memory
 from decode.sequence import Sequence
-from decode.sources import Source, Sources
+from decode.sources import Source, Sources, level_of_loss
 from decode.tracing import DecodeTrace
 from transfer.actions import (
     Action,
@@ -341,7 +341,7 @@ class Receiver:
     def _tear_down(self, peer: Incarnation, reason: str) -> None:
         """End the endpoint of ``peer``, which proves that its reads are over."""
         if peer in self._shapes:  # else it was never paired: there is nothing to tell
-            log.warning("event=tear_down peer=%s reason=%s", peer, reason)
+            log.log(level_of_loss(reason), "event=tear_down peer=%s reason=%s", peer, reason)
         self._reads.tear_down(peer, reason)
         if (source := self._sources.get(peer)) is not None:
             source.channel.close()  # its task reports the loss

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Hashable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from core.channel import ChannelKeys, ClientChannel
 from core.errors import HandshakeError, PeerLostError, TransferError
@@ -14,6 +14,13 @@ from decode.prewarming import Prewarming
 from decode.refusals import Refusals
 
 log = logging.getLogger(__name__)
+
+HAS_LEFT: Final = "it has left"
+
+
+def level_of_loss(reason: str) -> int:
+    """Return how loud the end of a source is told: that of one which has drained is no trouble."""
+    return logging.INFO if reason == HAS_LEFT else logging.WARNING
 
 
 class Source:
@@ -136,7 +143,7 @@ class Sources:
         ]
         self._is_one_leaving = len(left) > len(unused)
         for source in unused:
-            self._lose(source, "it has left")
+            self._lose(source, HAS_LEFT)
 
     def withdraw(self, owner: Owner) -> None:
         """Do not ask for ``owner``, if that has not been done yet."""
@@ -180,7 +187,12 @@ class Sources:
             return
         del self._sources[source.incarnation]
         if not is_refusal:
-            log.warning("event=source_lost source=%s reason=%s", source.worker_id, reason)
+            log.log(
+                level_of_loss(reason),
+                "event=source_lost source=%s reason=%s",
+                source.worker_id,
+                reason,
+            )
         elif self._refusals.add(source.incarnation, reason, self._clock()):
             log.error("event=refused source=%s reason=%s", source.worker_id, reason)
         source.channel.close()

@@ -36,6 +36,12 @@ log = logging.getLogger(__name__)
 MIN_EXPIRY_WAIT_S = 0.02
 
 
+def _level_of_loss(worker: Worker | None) -> int:
+    """Return how loud a worker's end is told: that of one which has drained is no trouble."""
+    has_drained = worker is not None and worker.heartbeat.state == "draining"
+    return logging.INFO if has_drained else logging.WARNING
+
+
 class FleetListener(Protocol):
     """Who wants to know what the decode workers say."""
 
@@ -242,7 +248,8 @@ class Fleet:
         if self._links.get(link.worker_id) is not link:
             return
         del self._links[link.worker_id]
-        log.warning(
+        log.log(
+            _level_of_loss(self.registry.get(link.worker_id)),
             "event=link_lost worker=%s incarnation=%s reason=%s",
             link.worker_id,
             link.incarnation,
@@ -266,7 +273,8 @@ class Fleet:
 
     def _expire(self, now_s: float) -> None:
         for worker in self.registry.expire(now_s=now_s):
-            log.warning(
+            log.log(
+                _level_of_loss(worker),
                 "event=worker_silent worker=%s incarnation=%s",
                 worker.worker_id,
                 worker.incarnation,

@@ -60,6 +60,8 @@ class ScriptedWorker:
     peers: list[Peers] = field(default_factory=list)
     seen: asyncio.Condition = field(default_factory=asyncio.Condition)
     frozen: bool = False
+    state: str = "ready"
+    """That it reports."""
     cache_state: CacheState | None = None
     """None: does not answer what the router asks of its cache."""
     recorder: Recorder | None = None
@@ -178,7 +180,7 @@ class ScriptedWorker:
         try:
             while not lost.done():
                 if not self.frozen:
-                    control.send(self.heartbeat())
+                    control.send(self.heartbeat(self.state))
                 await asyncio.wait({lost}, timeout=self.heartbeat_interval_s)
             lost.result()
         finally:

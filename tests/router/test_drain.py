@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ import pytest
 
 from core.config import SluiceConfig
 from core.errors import ConfigError
-from core.messages import Generate
+from core.messages import Generate, Role
 from tests.router.conftest import MODEL, RunningRouter, StartRouter
 from tests.router.scripted_worker import ScriptedWorker, say
 
@@ -62,6 +63,24 @@ async def test_a_refusal_takes_a_worker_out_before_its_next_heartbeat(
         assert (await ask(router)).status_code == 200
     assert len(worker.generates) == 1
     await router.until_state("decode-0", "draining")
+
+
+@pytest.mark.parametrize("state", ["ready", "draining"])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_only_the_loss_of_a_worker_that_has_not_drained_is_a_warning(
+    start_router: StartRouter, caplog: pytest.LogCaptureFixture, role: Role, state: str
+) -> None:
+    router = await start_router(worker_silence_s=1.0)
+    worker = await router.start_worker(
+        say([20]), worker_id="other", role=role, heartbeat_interval_s=0.02
+    )
+    worker.state = state
+    await router.until_state("other", state)
+    with caplog.at_level(logging.INFO, logger="router.fleet"):
+        await worker.die()
+        await router.until_state("other", None)
+    told = [record.levelname for record in caplog.records if "incarnation=" in record.getMessage()]
+    assert told == ["WARNING" if state == "ready" else "INFO"]
 
 
 async def test_a_draining_router_finishes_what_is_pending_refuses_the_rest_and_ends(
