@@ -7,6 +7,7 @@ a healed cable that serves nobody.
 """
 
 import itertools
+import json
 import re
 import time
 import urllib.request
@@ -41,6 +42,7 @@ NUM_TOKENS = 96
 KV_NBYTES_PER_TOKEN = 4 * 2 * 2 * 16 * 4
 """Layers, key and value, heads, their size, and that of a number."""
 PROMPT_LENGTHS = (40, 90, 150, 210)
+START_TIMEOUT_S = 180.0
 LEASE_S = 4.0
 WORKER_SILENCE_S = 4.0
 SHORT_CUT_S = 1.5
@@ -48,7 +50,7 @@ SHORT_CUT_S = 1.5
 ADMISSION_WAIT_S = 16.0
 """Twice what it takes until all have given each other up; Ray has not by then."""
 CUT_AFTER_S, LONG_ANSWER = 0.3, 600
-NO_DECODE = "503: no decode worker became ready in 16.0 s; try again later"
+NO_DECODE = "no decode worker became ready in 16.0 s; try again later"
 NUM_STARTS = 4
 """Of the controller; Ray places most of them rightly even where nobody says where."""
 _salts = itertools.count(10**6)
@@ -97,7 +99,7 @@ class Served:
             return set(self.workers()) == {"prefill", "decode"} and self.client.is_ready()
 
         try:
-            wait_until(is_so, "both workers ready")
+            wait_until(is_so, "both workers ready", timeout_s=START_TIMEOUT_S)
         except AssertionError as error:
             raise AssertionError(f"{error}; {self.hosts.job_logs('two-hosts')}") from None
 
@@ -146,20 +148,30 @@ class Served:
             if (match := re.fullmatch(pattern, sample)) is not None
         }
 
-    def outcome(self, prompt: list[int], num_tokens: int) -> list[int] | str:
-        """Return the tokens that a client gets, or the one error that it is told."""
-        body = {"model": "model", "prompt": prompt, "max_tokens": num_tokens, "temperature": 0}
-        body |= {"ignore_eos": True, "return_token_ids": True, "cache_salt": f"salt-{next(_salts)}"}
-        url = f"{self.client.url}/v1/completions"
-        answer = httpx.post(url, json=body, timeout=90)
-        if answer.is_success:
-            return answer.json()["choices"][0]["token_ids"]
-        return f"{answer.status_code}: {answer.json()['error']['message']}"
-
     def wait_for_blocks(self, *roles: str) -> None:
         """Return when all blocks of the workers of ``roles`` have come back."""
         for role in roles:
             wait_until(lambda r=role: not self.held(r), f"blocks of {role} back", timeout_s=30)
+
+    def outcome(self, prompt: list[int], num_tokens: int, *, streamed: bool) -> list[int] | str:
+        """Return the tokens that a client gets, or the one error that it is told."""
+        body = {
+            "model": "model",
+            "prompt": prompt,
+            "max_tokens": num_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "cache_salt": f"salt-{next(_salts)}",
+            "stream": streamed,
+        }
+        answer = httpx.post(f"{self.client.url}/v1/completions", json=body, timeout=90)
+        lines = re.findall(r"^data: (\{.*)$", answer.text, re.MULTILINE)
+        parts = [json.loads(line) for line in lines] or [answer.json()]
+        for part in parts:
+            if "error" in part:
+                return str(part["error"]["message"])
+        return [token for part in parts for token in part["choices"][0]["token_ids"]]
 
 
 @pytest.fixture(scope="module")
@@ -258,9 +270,12 @@ def test_a_host_that_stays_away_is_replaced_by_the_one_that_comes_back(
 ) -> None:
     prompts, expected = answers
     hosts, lives = at_rest.hosts, at_rest.lives()
-    # Given requests that run on it
+    # Given requests that run on it, streamed and not
     with ThreadPoolExecutor(len(prompts)) as pool:
-        asked = [pool.submit(at_rest.outcome, prompt, LONG_ANSWER) for prompt in prompts]
+        asked = [
+            pool.submit(at_rest.outcome, prompt, LONG_ANSWER, streamed=number % 2 == 0)
+            for number, prompt in enumerate(prompts)
+        ]
         time.sleep(CUT_AFTER_S)
         # When the cable is cut, and not mended
         hosts.network.cut(OTHER)
