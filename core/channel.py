@@ -8,7 +8,7 @@ lost with their peer; they are never reordered or duplicated.
 Source: CURVE per https://rfc.zeromq.org/spec/26/, ZAP allow-list per https://rfc.zeromq.org/spec/27/.
 """
 
-from core.channel_keys import ChannelKeys, DeploymentKeys, Party
+from core.channel_keys import ChannelKeys, DeploymentKeys
 from core.client_channel import ClientChannel
 from core.server_channel import ClientId, ClientLost, ServerChannel
 
@@ -18,6 +18,5 @@ __all__ = [
     "ClientId",
     "ClientLost",
     "DeploymentKeys",
-    "Party",
     "ServerChannel",
 ]

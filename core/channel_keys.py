@@ -9,11 +9,12 @@ Source: CURVE per https://rfc.zeromq.org/spec/26/; keys as text per https://rfc.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol, Self, TypeAlias, get_args
+from typing import Final, Protocol, Self, TypeAlias, get_args
 
 import zmq
 
-Party: TypeAlias = Literal["router", "prefill", "decode"]
+from core.messages import Party
+
 PublicKey: TypeAlias = bytes
 """40 characters of Z85."""
 

@@ -7,7 +7,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from core.channel_keys import ChannelKeys, Party, PublicKey
+from core.channel_keys import ChannelKeys, PublicKey
 from core.channel_sockets import (
     DISCONNECTS,
     REFUSED_KEYS,
@@ -16,7 +16,7 @@ from core.channel_sockets import (
     ignore_result,
 )
 from core.errors import HandshakeError, PeerLostError, TransferError
-from core.messages import AnyMessage, Hello, Ping, Pong, Refused, Welcome, decode, encode
+from core.messages import AnyMessage, Hello, Party, Ping, Pong, Refused, Welcome, decode, encode
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import zmq
 
-from core.channel_keys import PARTIES, ChannelKeys, DeploymentKeys, KeyPair, Party, PublicKey
+from core.channel_keys import PARTIES, ChannelKeys, DeploymentKeys, KeyPair, PublicKey
 from core.errors import ConfigError
+from core.messages import Party
 
 log = logging.getLogger(__name__)
 

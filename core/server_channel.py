@@ -12,7 +12,7 @@ import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 from zmq.utils.monitor import parse_monitor_message
 
-from core.channel_keys import ChannelKeys, Party, PublicKey
+from core.channel_keys import ChannelKeys, PublicKey
 from core.channel_rejects import Reason, Rejects
 from core.channel_sockets import REFUSED_KEYS, UNFINISHED_HANDSHAKES, configure
 from core.errors import ConfigError, TransferError
@@ -21,6 +21,7 @@ from core.messages import (
     PROTOCOL_VERSION,
     AnyMessage,
     Hello,
+    Party,
     Ping,
     Pong,
     Refused,

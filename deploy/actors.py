@@ -13,11 +13,10 @@ import ray
 import uvloop
 from ray.actor import ActorHandle
 
-from core.channel import Party
 from core.errors import ConfigError, MemoryCorruptionError
 from core.lifecycle import Lifecycle, WorkerHealth
 from core.logs import LogFormat, set_up_logging
-from core.messages import DesiredWorkers
+from core.messages import DesiredWorkers, Party
 from core.parent import die_with_parent
 from core.version import VERSION
 from deploy.sentinel import outlive_not

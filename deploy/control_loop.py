@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from core.channel import Party
 from core.config import DeployConfig, SluiceConfig
 from core.errors import ConfigError
-from core.messages import DesiredWorkers, Role
+from core.messages import DesiredWorkers, Party, Role
 from deploy.desired import (
     Action,
     Desired,

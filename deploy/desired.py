@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from core.channel import Party
-from core.messages import DesiredWorkers
+from core.messages import DesiredWorkers, Party
 
 State = Literal["pending", "adopted", "starting", "ready", "draining", "ended", "dead", "refused"]
 """``pending``: has not answered yet, such as for lack of room; ``adopted``: as that, but started by

@@ -10,9 +10,8 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 
-from core.channel import Party
 from core.lifecycle import WorkerHealth
-from core.messages import DesiredWorkers
+from core.messages import DesiredWorkers, Party
 from core.version import VERSION
 from deploy.actors import Ending, ProcessIdentity, RemoteServiceActor
 from deploy.desired import Observed, State

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from core.channel import Party
 from core.config import DeployConfig, SluiceConfig
 from core.logs import LogFormat
+from core.messages import Party
 from deploy.actors import Service
 from deploy.placement import Bundle
 

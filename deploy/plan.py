@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from core.channel import DeploymentKeys, Party
+from core.channel import DeploymentKeys
 from core.config import DeployConfig, SluiceConfig
 from core.errors import ConfigError
 from core.ids import WorkerId
 from core.logs import LogFormat
+from core.messages import Party
 from core.worker_context import WorkerContext
 from deploy.changes import deploy_settings_of, refuse_fixed
 from deploy.launch import Launch

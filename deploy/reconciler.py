@@ -17,7 +17,7 @@ a one may serve, so that it is neither sent away nor made up for, but ended if i
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from core.channel import Party
+from core.messages import Party
 from deploy.desired import (
     Action,
     Desired,

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from core.channel import Party
 from core.errors import ConfigError
-from core.messages import Role
+from core.messages import Party, Role
 from deploy.desired import Desired, Observed, State, Target
 
 WHAT_TO_DO: Mapping[State, str] = {

@@ -7,12 +7,12 @@ from typing import Any
 
 import ray.util
 
-from core.channel import ChannelKeys, Party
+from core.channel import ChannelKeys
 from core.config import SluiceConfig
 from core.key_files import load_keys
 from core.lifecycle import Lifecycle
 from core.logs import LogFormat
-from core.messages import Role
+from core.messages import Party, Role
 from core.worker_context import WorkerContext
 from deploy.model_source import resolve_model
 from router.server import RouterContext, run_router

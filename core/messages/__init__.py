@@ -13,7 +13,7 @@ receiver counts and drops what names an older attempt or incarnation.
     client  ──Hello, Ping──▶ server ──Welcome or Refused, Pong──▶ client      (every channel)
 """
 
-from core.messages.base import PROTOCOL_VERSION, Message, Role
+from core.messages.base import PROTOCOL_VERSION, Message, Party, Role
 from core.messages.cache import CacheReport, CacheState, ResetCache, ShowCache, TierUse
 from core.messages.channel import Compatibility, Hello, Ping, Pong, PoolEndpoint, Refused, Welcome
 from core.messages.serving import (
@@ -64,6 +64,7 @@ __all__ = [
     "Message",
     "Output",
     "OutputBatch",
+    "Party",
     "Peers",
     "PieceId",
     "Ping",

@@ -1,6 +1,6 @@
 """What all messages have in common."""
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -8,6 +8,8 @@ PROTOCOL_VERSION = 4
 """Raised with every change of a message: see ``tests/core/test_protocol_version.py``."""
 
 Role = Literal["prefill", "decode"]
+Party: TypeAlias = Literal["router", Role]
+"""Who has an end of a channel: a worker of either role, or a router."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):

@@ -16,13 +16,12 @@ from core.channel import (
     ClientId,
     ClientLost,
     DeploymentKeys,
-    Party,
     ServerChannel,
 )
 from core.channel_keys import ADMITTED_BY, PARTIES, KeyPair, PublicKey
 from core.errors import PeerLostError
 from core.ids import Attempt, Incarnation, RequestId, WorkerId
-from core.messages import Abort, Hello, PoolEndpoint, Welcome
+from core.messages import Abort, Hello, Party, PoolEndpoint, Welcome
 
 ABORT = Abort(RequestId("r"), Attempt(1))
 POOL = PoolEndpoint(transport="ucx", metadata=b"where", base_address=4096, nbytes=4096)

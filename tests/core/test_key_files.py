@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from core.channel_keys import ADMITTED_BY, PARTIES, KeyPair, Party
+from core.channel_keys import ADMITTED_BY, PARTIES, KeyPair
 from core.errors import ConfigError
 from core.key_files import RELOAD_INTERVAL_S, PublicKeyFolder, load_keys, write_keys
+from core.messages import Party
 from deploy.cli import run
 
 

@@ -24,8 +24,8 @@ CONFIG = DeployConfig(
 )
 prepare_ray_environment(CONFIG)
 
-from core.channel import Party  # noqa: E402
 from core.lifecycle import Lifecycle, Work  # noqa: E402
+from core.messages import Party  # noqa: E402
 from deploy.events import EventQueue, StopRequested  # noqa: E402
 from deploy.fleet import role_of  # noqa: E402
 from deploy.launch import Launch  # noqa: E402

@@ -13,9 +13,8 @@ from typing import TypeVar
 
 import pytest
 
-from core.channel import Party
 from core.config import DeployConfig, SluiceConfig
-from core.messages import DesiredWorkers
+from core.messages import DesiredWorkers, Party
 from deploy.control_loop import ControlLoop, Row
 from deploy.desired import Observed, State
 from deploy.events import Event, GaveUp, ProcessDied

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from core.channel import Party
+from core.messages import Party
 from deploy.desired import (
     Action,
     Desired,

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from core.channel import Party
 from core.ids import new_incarnation
 from core.lifecycle import Lifecycle
 from core.logs import LogFormat
+from core.messages import Party
 from core.worker_context import WorkerContext
 from deploy.actors import ServiceActor
 

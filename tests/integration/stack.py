@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from core import router_links
-from core.channel import DeploymentKeys, Party
+from core.channel import DeploymentKeys
 from core.config import SluiceConfig
 from core.ids import WorkerId
 from core.lifecycle import Lifecycle
 from core.logs import set_up_logging
-from core.messages import DesiredWorkers
+from core.messages import DesiredWorkers, Party
 from core.worker_context import WorkerContext
 from deploy.ports import claim_port
 from tests.chaos.network import Network, Place, enter, over_tcp
