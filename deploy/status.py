@@ -25,7 +25,7 @@ def run_status(url: str) -> int:
         f"{url}: {model}, {'ready' if ready else 'not ready: no decode worker can serve'}",
         highlight=False,
     )
-    console.print(_table(workers))
+    console.print(_table(workers) if workers else "no worker reports to this router")
     console.print(f"metrics: {url}/metrics", highlight=False)
     for worker in workers:
         if worker.metrics_address:
