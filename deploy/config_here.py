@@ -16,7 +16,7 @@ from core.config_faults import Fault
 from core.errors import ConfigError
 from core.key_files import load_keys
 from core.kv_heads import heads_of_rank
-from core.messages import Role
+from core.messages import Party, Role
 
 
 def unlike_ranks(config: SluiceConfig) -> Iterator[Fault]:
@@ -55,7 +55,7 @@ def missing_here(config: SluiceConfig) -> Iterator[Fault]:
 
 def _load_keys(folder: Path) -> None:
     """Load the secrets that are here: a machine needs those of its own processes only."""
-    here = [party for party in PARTIES if (folder / f"{party}.key").exists()]
+    here: list[Party] = [party for party in PARTIES if (folder / f"{party}.key").exists()]
     for party in here or PARTIES:
         load_keys(folder, party)
 

@@ -168,11 +168,15 @@ class ControlLoop:
     def _rebase(self, config: SluiceConfig, counts: Mapping[Party, int]) -> str | None:
         with self._lock:
             old = self._desired
-            replicas = {role: target.replicas for role, target in old.targets.items()}
+            replicas: dict[Party, int] = {
+                role: target.replicas for role, target in old.targets.items()
+            }
             replicas |= counts
             try:
                 plan = self._plan.updated(config)
-                targets = {role: Target(n, plan.revision(role)) for role, n in replicas.items()}
+                targets: dict[Party, Target] = {
+                    role: Target(n, plan.revision(role)) for role, n in replicas.items()
+                }
                 check_targets(targets)
             except ConfigError as error:
                 return str(error)

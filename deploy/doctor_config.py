@@ -35,7 +35,7 @@ def worker_host_gib(config: SluiceConfig, role: Role) -> float:
 
 def _memory(config: SluiceConfig, machine: Machine) -> Finding:
     name = "pools in memory"
-    workers = [(role, num) for role, num in _num_workers(config) if num]
+    workers: list[tuple[Role, int]] = [(role, num) for role, num in _num_workers(config) if num]
     total_gib = sum(num * worker_host_gib(config, role) for role, num in workers)
     told = " and ".join(_told(config, role, num) for role, num in workers)
     if any(config.for_role(role).cache.num_blocks is not None for role, _ in workers):

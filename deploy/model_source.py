@@ -89,7 +89,9 @@ def _checked(path: Path, model: str, *, with_weights: bool) -> Path:
 
 def _fetch_from_hub(model: str, revision: str | None, *, with_weights: bool) -> Path:
     # Imported here: it takes a second, and a folder or the default model needs no hub.
-    from huggingface_hub import snapshot_download  # noqa: PLC0415
+    from huggingface_hub import (  # noqa: PLC0415
+        snapshot_download,  # pyright: ignore[reportUnknownVariableType] - of its **kwargs
+    )
 
     # The hub's client raises many types without a common base.
     try:

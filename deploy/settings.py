@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Final, Literal, Union, get_args, get_origin
+from typing import Annotated, Final, Literal, TypeGuard, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -132,7 +132,7 @@ def _takes_text(place: Place) -> bool:
     return set(_kinds(kind)) <= {str, Path}
 
 
-def _is_section(kind: object) -> bool:
+def _is_section(kind: object) -> TypeGuard[type[BaseModel]]:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from ray import cloudpickle
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 
+from core.messages import Party
 from deploy.desired import Desired, Target
 from deploy.launch import Plan
 
@@ -34,7 +35,9 @@ class Wanted:
 
 def first_wanted(plan: Plan) -> Wanted:
     """Return what a deployment of ``plan`` starts with."""
-    targets = {role: Target(n, plan.revision(role)) for role, n in plan.replicas().items()}
+    targets: dict[Party, Target] = {
+        role: Target(n, plan.revision(role)) for role, n in plan.replicas().items()
+    }
     return Wanted(plan, Desired(targets), {})
 
 
