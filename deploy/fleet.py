@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,7 @@ class _Seat:
     """Its handle in every state but ``NAMELESS``; None also where it was missed."""
     health: WorkerHealth | None = None
     answered_at: float = 0.0
+    """Later by all the time since then in which nobody listened."""
     asked_at: float = 0.0
     is_introduced: bool = False
     """Its process has said who it is."""
@@ -74,8 +75,15 @@ class _Seat:
 class Fleet:
     """All services of one namespace. One thread calls it."""
 
-    def __init__(self, namespace: str, sentinel: ActorHandle[Any] | None = None) -> None:
+    def __init__(
+        self,
+        namespace: str,
+        sentinel: ActorHandle[Any] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._namespace = namespace
+        self._clock = clock
+        self._listened_until = clock()
         self._sentinel = sentinel
         self._seats: dict[str, _Seat] = {}
         self._events: list[Event] = []
@@ -93,7 +101,7 @@ class Fleet:
     def adopt(self, revisions: Mapping[str, str]) -> None:
         """Take over what an earlier controller has started; what is not there any more is dead."""
         for name, revision in revisions.items():
-            seat = _Seat(role_of(name), revision, answered_at=time.monotonic())
+            seat = _Seat(role_of(name), revision, answered_at=self._clock())
             self._seats[name] = seat
             try:
                 seat.actor = ray.get_actor(name, namespace=self._namespace)
@@ -147,7 +155,7 @@ class Fleet:
                 case SeatAction.KILL:
                     ray.kill(seat.actor, no_restart=True)
                 case SeatAction.CREATE:
-                    seat.clear(time.monotonic())
+                    seat.clear(self._clock())
                     self._try_create(name, seat)
                 case SeatAction.DRAIN:
                     seat.actor.drain.remote()
@@ -180,6 +188,8 @@ class Fleet:
 
         Each is told what is ``desired``: workers tell routers, which tell Prometheus.
         """
+        begun = self._clock()
+        self._excuse(begun - self._listened_until)
         for seat in self._seats.values():
             if seat.state in UP:
                 self._ask(seat, desired)
@@ -187,14 +197,24 @@ class Fleet:
             ray.wait(calls, num_returns=1, timeout=wait_s, fetch_local=False)
             ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0, fetch_local=False)
             done = set(ready)
+            self._excuse(self._clock() - begun - wait_s)
             for name, seat in self._seats.items():
                 self._hear(name, seat, done)
         else:
             time.sleep(wait_s)  # nobody is there who could have news
+        self._listened_until = self._clock()
         return {name: self._observed(name, seat) for name, seat in self._seats.items()}
 
+    def _excuse(self, unheard_s: float) -> None:
+        """Count no silence while this process itself stood still, or waited for Ray elsewhere.
+
+        Or a controller that comes to again would end every service that it has not asked yet.
+        """
+        for seat in self._seats.values():
+            seat.answered_at += max(unheard_s, 0.0)
+
     def _ask(self, seat: _Seat, desired: DesiredWorkers) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if seat.end_call is None:
             seat.end_call = seat.actor.wait_end.remote(END_WAIT_S)
         if seat.identity_call is None and not seat.is_introduced:
@@ -227,11 +247,11 @@ class Fleet:
             self._meet(name, seat, SeatEvent.DIED, ProcessDied(name, first_line(error)))
 
     def _hear_identity(self, name: str, seat: _Seat, identity: ProcessIdentity) -> None:
-        seat.is_introduced, seat.answered_at = True, time.monotonic()
+        seat.is_introduced, seat.answered_at = True, self._clock()
         self._meet(name, seat, SeatEvent.INTRODUCED, ProcessStarted(name, identity))
 
     def _hear_health(self, name: str, seat: _Seat, health: WorkerHealth) -> None:
-        seat.health, seat.answered_at = health, time.monotonic()
+        seat.health, seat.answered_at = health, self._clock()
         self._meet(name, seat, HEARD[health.state])
 
     def _hear_end(self, name: str, seat: _Seat, ending: Ending | None) -> None:
@@ -242,7 +262,7 @@ class Fleet:
     def _observed(self, name: str, seat: _Seat) -> Observed:
         silence_s = 0.0
         if seat.health is not None or seat.state is SeatState.ADOPTED:
-            silence_s = time.monotonic() - seat.answered_at
+            silence_s = max(self._clock() - seat.answered_at, 0.0)
         if seat.health is not None:
             silence_s = max(silence_s, seat.health.silence_s)
         return Observed(name, seat.role, seat.revision, SEEN_AS[seat.state], silence_s)

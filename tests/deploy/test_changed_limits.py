@@ -36,7 +36,7 @@ while len(pids) < 2:
     if isinstance(event, ProcessStarted):
         pids[event.name] = event.identity.pid
 first = dict(pids)
-new = CONFIG.model_copy(update={{"progress_timeout_s": 3.0, "stop_timeout_s": 9.0}})
+new = CONFIG.model_copy(update={{"progress_timeout_s": 10.0, "stop_timeout_s": 9.0}})
 assert ray.get(supervisor._controller.update.remote(new), timeout=60) is None
 while supervisor.services()[0].state != "ready":
     pass

@@ -2,7 +2,8 @@
 
 The failures guarded against: a worker that its config had refused, whose process keeps its name
 for ever, so that its successor waits for ever; a new controller that takes a service for starting,
-since it has not answered yet; and a controller without services that takes a core by looking.
+since it has not answered yet; a controller that ends all services since it stood still itself; and
+one without services that takes a core by looking.
 """
 
 import json
@@ -100,6 +101,44 @@ def test_a_new_controller_sees_whom_it_finds_as_adopted_until_it_answers(
     assert said["missed"] == "dead"
     assert said["drained"] == ["draining", "ended"]
     assert said["left"] == ["decode-1"]
+
+
+class Frozen:
+    """An actor that answers nothing."""
+
+    def __getattr__(self, _method: str) -> "Frozen":
+        return self
+
+    def remote(self, *_arguments: object) -> object:
+        return object()
+
+
+@pytest.mark.parametrize(
+    ("acts_s", "waits_s", "silences"),
+    [(0.0, 1.0, [1.0, 2.0, 3.0]), (500.0, 1.0, [1.0, 2.0, 3.0]), (0.0, 500.0, [1.0, 2.0, 3.0])],
+    ids=["frozen", "slow-to-act", "itself-frozen"],
+)
+def test_silence_counts_only_while_somebody_listens(
+    acts_s: float, waits_s: float, silences: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+
+    def wait(
+        *_arguments: object, timeout: float, **_options: object
+    ) -> tuple[list[Any], list[Any]]:
+        nonlocal now
+        now += waits_s if timeout else 0.0
+        return [], []
+
+    monkeypatch.setattr(fleet.ray, "wait", wait)
+    monkeypatch.setattr(fleet.ray, "get_actor", lambda *_name, **_where: Frozen())
+    services = Fleet("frozen", clock=lambda: now)
+    services.adopt({"decode-0": "a"})
+    heard: list[float] = []
+    for _ in silences:
+        now += acts_s
+        heard.append(services.observe(1.0, DesiredWorkers(0, 0, 1))["decode-0"].silence_s)
+    assert heard == silences
 
 
 def test_a_fleet_without_services_waits_instead_of_looking_again_and_again(

@@ -75,7 +75,7 @@ def test_a_killed_controller_comes_back_and_its_services_never_notice(
     assert len(named(program, "ray::ServiceActor") - {lost}) == 2
 
 
-@pytest.mark.parametrize("program", [{"PROGRESS_TIMEOUT_S": "3"}], indirect=True)
+@pytest.mark.parametrize("program", [{"PROGRESS_TIMEOUT_S": "10"}], indirect=True)
 def test_a_process_that_is_stopped_is_ended_and_started_anew_and_it_alone(
     program: psutil.Process,
 ) -> None:
