@@ -186,7 +186,8 @@ def half_landed(fleet: Fleet, prompt: list[int]) -> Iterator[Victim]:
 def landed_not_released(fleet: Fleet, prompt: list[int]) -> Iterator[Victim]:
     """All is here; what decode says to prefill gets lost, so that prefill does not know."""
     victim = Victim(fleet, prompt)
-    victim.wait(lambda v: v.has_all_tickets() and not v.count("delivered"))
+    # From the first ticket on: a busy machine may take longer to hold a link than a read takes
+    victim.wait(lambda v: v.count("ticket") > 0 and not v.count("delivered"))
     fleet.network.hold(victim.decode, victim.prefill, port=fleet.port_of(victim.prefill))
     try:
         victim.wait(lambda v: v.count("delivered") > 0 and not v.count("released"))
