@@ -78,7 +78,7 @@ def run_scale(
     """
     if not counts and not roles:
         raise ConfigError("say what to change: prefill=N, decode=N or --role WORKER=ROLE")
-    return _ask(name, address, lambda keeper: keeper.scale.remote(counts, roles))
+    return _ask(name, address, lambda controller: controller.scale.remote(counts, roles))
 
 
 def run_update(name: str, address: str | None, config: SluiceConfig) -> int:
@@ -87,7 +87,7 @@ def run_update(name: str, address: str | None, config: SluiceConfig) -> int:
     Raises:
         ConfigError: there is no such deployment, or it cannot be so.
     """
-    return _ask(name, address, lambda keeper: keeper.update.remote(config))
+    return _ask(name, address, lambda controller: controller.update.remote(config))
 
 
 def run_down(name: str, address: str | None, *, grace_s: float) -> int:
@@ -105,8 +105,8 @@ def run_down(name: str, address: str | None, *, grace_s: float) -> int:
 
 
 def _ask(name: str, address: str | None, call: Callable[[Any], Any]) -> int:
-    with _joined(name, address) as (keeper, _):
-        if keeper is None:
+    with _joined(name, address) as (controller, _):
+        if controller is None:
             raise SluiceError(
                 f"the controller of {name!r} stays down; see its log, or stop with down"
             )
@@ -114,7 +114,7 @@ def _ask(name: str, address: str | None, call: Callable[[Any], Any]) -> int:
         from ray.exceptions import RayError  # noqa: PLC0415
 
         try:
-            refusal = ray.get(call(keeper), timeout=CALL_TIMEOUT_S)
+            refusal = ray.get(call(controller), timeout=CALL_TIMEOUT_S)
         except RayError as error:
             raise SluiceError(f"the controller of {name!r} does not answer; try again") from error
     if refusal is not None:
@@ -165,9 +165,9 @@ def _joined(name: str, address: str | None) -> Generator[tuple[Any, str]]:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"no Ray cluster at {target} ({reason}); give --address") from error
     try:
-        keeper = find_controller(namespace)
-        if keeper is None and not is_stored(namespace) and not services_of(namespace):
+        controller = find_controller(namespace)
+        if controller is None and not is_stored(namespace) and not services_of(namespace):
             raise ConfigError(f"no deployment called {name!r} runs there; give --name")
-        yield keeper, namespace
+        yield controller, namespace
     finally:
         ray.shutdown()

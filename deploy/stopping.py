@@ -28,15 +28,15 @@ def stop_all(namespace: str, grace_s: float, *, of: ActorHandle[Any] | None = No
     """
     grace_s = max(grace_s, 1.0)
     deadline = time.monotonic() + grace_s
-    keeper = find_controller(namespace)
-    if keeper is not None and of is not None and keeper != of:
+    controller = find_controller(namespace)
+    if controller is not None and of is not None and controller != of:
         return
-    if keeper is not None:
-        wanted.forbid(namespace, keeper._actor_id.hex())  # noqa: SLF001 - no public name
-        _halt(keeper, grace_s * HALT_SHARE)
+    if controller is not None:
+        wanted.forbid(namespace, controller._actor_id.hex())  # noqa: SLF001 - no public name
+        _halt(controller, grace_s * HALT_SHARE)
     start = wanted.start_id(namespace)  # before the name is free for another one
-    if keeper is not None:
-        ray.kill(keeper, no_restart=True)
+    if controller is not None:
+        ray.kill(controller, no_restart=True)
     services = services_of(namespace)
     for service in services.values():
         service.expect_stop.remote()
@@ -49,10 +49,10 @@ def stop_all(namespace: str, grace_s: float, *, of: ActorHandle[Any] | None = No
     wanted.clear(namespace, start)
 
 
-def _halt(keeper: ActorHandle[Any], timeout_s: float) -> None:
+def _halt(controller: ActorHandle[Any], timeout_s: float) -> None:
     """Have the controller start nothing after what can be found now."""
     try:
-        ray.get(keeper.halt.remote(), timeout=timeout_s)
+        ray.get(controller.halt.remote(), timeout=timeout_s)
     except RayError as error:
         log.debug("event=not_halted reason=%s", last_line(error))
 

@@ -21,6 +21,12 @@ from deploy.launch import Plan
 MAX_STARTS = 6
 STARTS_WINDOW_S = 60.0
 """More than ``MAX_STARTS`` starts of a controller in such a time, and it stays down."""
+LATEST_START = b"start"
+"""Key of the id of the latest start."""
+START_TIMES = b"starts"
+"""Key of when the latest start's controller began its lives, by ``time.time``."""
+STOPPED_CONTROLLER = b"stopped"
+"""Key of the id of the controller that was told to stop last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +85,11 @@ class WantedStore:
             raise RuntimeError("nothing is stored any more: its deployment was stopped meanwhile")
         if is_first:
             self.put(wanted)
-            self._delete(b"starts")
-            self._put(b"start", self._beginning.start_id)
+            _delete(self._namespace, START_TIMES)
+            _put(self._namespace, LATEST_START, self._beginning.start_id)
             clear(self._namespace, before)
         # After the storing: a stop that comes later finds what was stored, one before is seen here.
-        if self._get(b"stopped") == self._controller_id.encode():
+        if is_forbidden(self._namespace, self._controller_id):
             self.wipe()
             raise RuntimeError("its deployment is being stopped")
         return wanted
@@ -96,20 +102,21 @@ class WantedStore:
                 what Ray takes for an end for good.
         """
         now = time.time()
-        content = self._get(b"starts")
+        content = _get(self._namespace, START_TIMES)
         before: list[float] = [] if content is None else cloudpickle.loads(content)
         starts = [*(start for start in before if now - start < STARTS_WINDOW_S), now]
         if len(starts) > MAX_STARTS:
             raise RuntimeError(
                 f"it crashed {MAX_STARTS} times in {now - starts[0]:.0f} s; see its log"
             )
-        self._put(b"starts", cloudpickle.dumps(starts))
+        _put(self._namespace, START_TIMES, cloudpickle.dumps(starts))
 
     def put(self, wanted: Wanted) -> None:
         """Keep ``wanted`` for the next controller; nothing after ``wipe``."""
         with self._lock:
             if not self._is_wiped:
-                store(self._namespace, wanted, self._beginning.start_id)
+                key = _key(self._beginning.start_id)
+                _put(self._namespace, key, cloudpickle.dumps(wanted))
 
     def wipe(self) -> None:
         """Forget what was stored, for good, though services are still seen to end."""
@@ -117,46 +124,31 @@ class WantedStore:
             self._is_wiped = True
             clear(self._namespace, self._beginning.start_id)
 
-    def _get(self, key: bytes) -> bytes | None:
-        return _internal_kv_get(key, namespace=self._namespace.encode())
-
-    def _put(self, key: bytes, content: bytes) -> None:
-        _internal_kv_put(key, content, namespace=self._namespace.encode())
-
-    def _delete(self, key: bytes) -> None:
-        _internal_kv_del(key, namespace=self._namespace.encode())
-
 
 def start_id(namespace: str) -> bytes:
     """Return the id of the latest start in ``namespace``, though it be stopped by now."""
-    return _internal_kv_get(b"start", namespace=namespace.encode()) or b""
+    return _get(namespace, LATEST_START) or b""
 
 
 def forbid(namespace: str, controller_id: str) -> None:
     """Have a controller that has not begun yet never begin: it is about to be killed."""
-    _internal_kv_put(b"stopped", controller_id.encode(), namespace=namespace.encode())
+    _put(namespace, STOPPED_CONTROLLER, controller_id.encode())
 
 
 def is_forbidden(namespace: str, controller_id: str) -> bool:
     """Return whether somebody has stopped the deployment of that controller."""
-    stopped = _internal_kv_get(b"stopped", namespace=namespace.encode())
-    return stopped == controller_id.encode()
-
-
-def store(namespace: str, wanted: Wanted, start: bytes = b"") -> None:
-    """Keep ``wanted`` for the next controller of that ``start``."""
-    _internal_kv_put(_key(start), cloudpickle.dumps(wanted), namespace=namespace.encode())
+    return _get(namespace, STOPPED_CONTROLLER) == controller_id.encode()
 
 
 def recall(namespace: str) -> Wanted | None:
     """Return what was stored last; None: nothing, since all has been stopped or never began."""
-    content = _internal_kv_get(_key(start_id(namespace)), namespace=namespace.encode())
+    content = _get(namespace, _key(start_id(namespace)))
     return None if content is None else cloudpickle.loads(content)
 
 
 def is_stored(namespace: str) -> bool:
     """Return whether a deployment was started in ``namespace`` and not stopped."""
-    return _internal_kv_get(_key(start_id(namespace)), namespace=namespace.encode()) is not None
+    return _get(namespace, _key(start_id(namespace))) is not None
 
 
 def clear(namespace: str, start: bytes) -> None:
@@ -164,8 +156,20 @@ def clear(namespace: str, start: bytes) -> None:
 
     But for its id: a controller that is not dead yet must not begin it again.
     """
-    _internal_kv_del(_key(start), namespace=namespace.encode())
+    _delete(namespace, _key(start))
 
 
 def _key(start: bytes) -> bytes:
     return b"wanted:" + start
+
+
+def _get(namespace: str, key: bytes) -> bytes | None:
+    return _internal_kv_get(key, namespace=namespace.encode())
+
+
+def _put(namespace: str, key: bytes, content: bytes) -> None:
+    _internal_kv_put(key, content, namespace=namespace.encode())
+
+
+def _delete(namespace: str, key: bytes) -> None:
+    _internal_kv_del(key, namespace=namespace.encode())

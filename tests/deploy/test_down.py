@@ -13,11 +13,12 @@ from tests.deploy.ray_cluster import HEAD, ROOT, RayCluster
 
 STORE = f"""
 import sys, ray
-from deploy.wanted import Wanted, store
+from deploy.wanted import Beginning, Wanted, WantedStore
 from deploy.desired import Desired
 
 ray.init(sys.argv[1], logging_level="ERROR", _node_ip_address={HEAD!r})
-store("sluice-left", Wanted("no plan", Desired({{}}), {{"decode-0": "gone, too"}}))
+left = Wanted("no plan", Desired({{}}), {{"decode-0": "gone, too"}})
+WantedStore("sluice-left", Beginning(left), "a controller that is gone").begin()
 """
 TIMEOUT_S = 100.0
 

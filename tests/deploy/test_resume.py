@@ -25,11 +25,11 @@ CRASHES = f"""
 import sys, time, ray
 from ray import cloudpickle
 from ray.experimental.internal_kv import _internal_kv_put
-from deploy.wanted import MAX_STARTS
+from deploy.wanted import MAX_STARTS, START_TIMES
 
 ray.init(sys.argv[1], logging_level="ERROR", log_to_driver=False, _node_ip_address={HEAD!r})
 starts = cloudpickle.dumps([time.time() + 1000] * MAX_STARTS)
-_internal_kv_put(b"starts", starts, namespace=b"sluice-resumed")
+_internal_kv_put(START_TIMES, starts, namespace=b"sluice-resumed")
 """
 """As if the controller had crashed as often as it may."""
 NUM_TOKENS = 96

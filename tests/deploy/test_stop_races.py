@@ -115,7 +115,9 @@ if not said["spared"]:
 
 # The controller has crashed as often as it may, and once more.
 _internal_kv_put(
-    b"starts", cloudpickle.dumps([time.time() + 1000] * wanted.MAX_STARTS), namespace=space.encode()
+    wanted.START_TIMES,
+    cloudpickle.dumps([time.time() + 1000] * wanted.MAX_STARTS),
+    namespace=space.encode(),
 )
 ray.kill(find_controller(space), no_restart=False)
 said["second_told"] = last_word(second)
