@@ -85,9 +85,9 @@ class RouterAPI:
     async def ready(self) -> Response:
         """Tell whether a generation would pass: a decode worker has answered one."""
         counts = {role: len(self.fleet.registry.usable(role)) for role in ("prefill", "decode")}
-        is_ready = counts["decode"] > 0 and not self.dispatcher.is_leaving
+        is_ready = counts["decode"] > 0 and not self.dispatcher.admission.is_leaving
         status = "ready" if is_ready else "no decode worker is ready"
-        if self.dispatcher.is_leaving:
+        if self.dispatcher.admission.is_leaving:
             status = "draining"
         return JSONResponse({"status": status, **counts}, 200 if is_ready else 503)
 
@@ -106,7 +106,7 @@ class RouterAPI:
             {
                 "model": self.card.name,
                 "max_model_len": self._max_model_len(),
-                "pending_requests": self.dispatcher.num_pending,
+                "pending_requests": self.dispatcher.admission.num_pending,
                 "workers": workers,
             }
         )
@@ -125,7 +125,7 @@ class RouterAPI:
         arrived_at = self.fleet.traces.recorder.now()
         try:
             body = await read_body(request, max_nbytes=self.max_body_nbytes)
-            self.dispatcher.check_room()
+            self.dispatcher.admission.check_room()
             with self.metrics.stage("tokenize"):
                 if len(body) <= INLINE_BODY_NBYTES:
                     parsed, prepared = self._parse(body, kind, prepare)
@@ -163,7 +163,7 @@ def create_app(api: RouterAPI, keys: ApiKeys | None = None) -> FastAPI:
     if keys is not None:
         app.add_middleware(KeyedApp, keys=keys)  # within what observes: refusals are counted
     app.add_middleware(ObservedApp, metrics=api.metrics, model=api.card.name)
-    app.add_middleware(ClosingApp, is_leaving=lambda: api.dispatcher.is_leaving)
+    app.add_middleware(ClosingApp, is_leaving=lambda: api.dispatcher.admission.is_leaving)
     app.add_exception_handler(SluiceError, answer_error)
     app.add_exception_handler(HTTPException, answer_http_error)
     app.add_exception_handler(Exception, answer_unexpected)

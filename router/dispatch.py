@@ -10,13 +10,13 @@ from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Items
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 from core.config import SluiceConfig
-from core.errors import OverloadedError, RequestError
+from core.errors import OverloadedError
 from core.ids import Attempt, RequestId
 from core.logs import HandledRequest, request_context
 from core.messages import Failed, Output
+from router.admission import Admission
 from router.endings import Endings
 from router.failures import ShuttingDownError
 from router.fleet import Fleet
@@ -47,11 +47,11 @@ class Dispatcher:
         default_factory=dict[RequestId, RunningSequence]
     )
     _generations: set[Generation] = field(default_factory=set[Generation])
-    _num_pending: int = 0
-    _is_leaving: bool = False
-    _is_stopping: bool = False
 
     def __post_init__(self) -> None:
+        self.admission = Admission(
+            max_pending=self.config.router.max_pending_requests, metrics=self.metrics
+        )
         self._placer = Placer(self.config, self.fleet, self.metrics, self._on_workers)
         self._endings = Endings(self.metrics, self.fleet.traces.recorder)
         self._trace = self.fleet.traces.recorder.record
@@ -64,7 +64,7 @@ class Dispatcher:
             OverloadedError: too many sequences are pending. Nothing was started.
             RequestError: the request alone has more sequences than may be pending.
         """
-        self._admit(len(specs))
+        self.admission.take(len(specs))
         sequences = [Sequence(spec, self.tokenizer) for spec in specs]
         generation = Generation(sequences, metrics=self.metrics, model=self.model)
         self._generations.add(generation)
@@ -83,7 +83,7 @@ class Dispatcher:
             finally:  # also where whoever leaves is cancelled meanwhile: their places are free
                 for spec in specs:
                     del self._running[spec.request_id]
-                self._num_pending -= len(specs)
+                self.admission.give_back(len(specs))
 
     @property
     def num_unplaced(self) -> int:
@@ -92,32 +92,9 @@ class Dispatcher:
             not (running.is_on_worker or running.life.is_over) for running in self._running.values()
         )
 
-    @property
-    def num_pending(self) -> int:
-        """Sequences in the router now."""
-        return self._num_pending
-
-    @property
-    def is_leaving(self) -> bool:
-        """Whether the router is about to end, though it may still take requests."""
-        return self._is_leaving
-
-    @property
-    def is_drained(self) -> bool:
-        """Whether new requests are refused, and none is left."""
-        return self._is_stopping and not self._num_pending
-
-    def announce_end(self) -> None:
-        """Have whoever asks told to send new requests elsewhere; those that come are taken."""
-        self._is_leaving = True
-
-    def refuse(self) -> None:
-        """Refuse what comes from now on; what is pending goes on."""
-        self._is_leaving = self._is_stopping = True
-
     def stop(self) -> None:
         """Fail everything pending and refuse what comes: the router stops."""
-        self.refuse()
+        self.admission.refuse()
         for generation in list(self._generations):
             generation.end_cause = "shutdown"
             generation.fail(ShuttingDownError("the router is shutting down; try again"))
@@ -190,34 +167,6 @@ class Dispatcher:
         self._do(running, actions)
 
     # From the arrival to the end
-
-    def check_room(self) -> None:
-        """Refuse a request for which there is no place, before the work of tokenizing it.
-
-        Raises:
-            OverloadedError: as ``generate`` would for one sequence.
-        """
-        if self._is_stopping:
-            raise ShuttingDownError("the router is shutting down; try again")
-        if self._num_pending >= self.config.router.max_pending_requests:
-            self._refuse_full()
-
-    def _admit(self, num_sequences: int) -> None:
-        limit = self.config.router.max_pending_requests
-        if num_sequences > limit:
-            raise RequestError(
-                f"n: {num_sequences} sequences in one request, at most {limit} are served; "
-                "lower n or send fewer prompts",
-                field="n",
-            )
-        self.check_room()
-        if self._num_pending + num_sequences > limit:
-            self._refuse_full()
-        self._num_pending += num_sequences
-
-    def _refuse_full(self) -> NoReturn:
-        self.metrics.rejections.labels(reason="queue_full").inc()
-        raise OverloadedError(f"{self._num_pending} requests are pending; try again later")
 
     def _begin(self, generation: Generation, index: int) -> RunningSequence:
         life = RequestLife(max_attempts=self.config.router.max_attempts)

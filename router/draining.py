@@ -15,7 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from router.dispatch import Dispatcher
+from router.admission import Admission
 
 log = logging.getLogger(__name__)
 
@@ -39,14 +39,14 @@ class ClosingApp:
 
 
 async def leave_from(
-    drain: asyncio.Event, dispatcher: Dispatcher, server: uvicorn.Server, *, delay_s: float
+    drain: asyncio.Event, admission: Admission, server: uvicorn.Server, *, delay_s: float
 ) -> None:
     """Announce the end at ``drain``; refuse new requests ``delay_s`` later."""
     await drain.wait()
-    log.info("event=draining pending=%d delay_s=%g", dispatcher.num_pending, delay_s)
-    dispatcher.announce_end()
+    log.info("event=draining pending=%d delay_s=%g", admission.num_pending, delay_s)
+    admission.announce_end()
     await asyncio.sleep(delay_s)
-    dispatcher.refuse()
+    admission.refuse()
     for connection in server.server_state.connections:
         # Its answer began before the drain and has promised to keep the connection.
         if isinstance(connection, HttpToolsProtocol) and _is_answering(connection):

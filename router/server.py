@@ -110,10 +110,10 @@ async def run_router(context: RouterContext, lifecycle: Lifecycle) -> None:
             serving = group.create_task(server.serve(sockets=[http_socket]))
             reporting = group.create_task(fleet.run(dispatcher))
             context.on_ready(address)
-            work = Work(fleet.incarnation, is_idle=lambda: dispatcher.is_drained)
+            work = Work(fleet.incarnation, is_idle=lambda: dispatcher.admission.is_drained)
             delay_s = config.router.drain_delay_s
             leaving = group.create_task(
-                leave_from(lifecycle.drain, dispatcher, server, delay_s=delay_s)
+                leave_from(lifecycle.drain, dispatcher.admission, server, delay_s=delay_s)
             )
             await lifecycle.wait_end(work, serving, reporting)
             leaving.cancel()
