@@ -82,7 +82,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- toYaml (mergeOverwrite (deepCopy .Values.config) $own) -}}
 {{- end -}}
 
-{{/* What a running deployment cannot change: all but this is applied to it. Field, value, and which value of the chart. */}}
+{{/* What a running deployment cannot change; all else is applied to it. _validations.tpl says which value of the chart each is. */}}
 {{- define "sluice.lasting" -}}
 {{- $model := get (include "sluice.config" . | fromYaml) "model" -}}
 model: {{ $model.model | quote }}
