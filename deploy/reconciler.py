@@ -257,11 +257,12 @@ class Reconciler:
         num_serving = sum(member.serves for member in staying.values())
         if len(staying) <= target.replicas:
             return self._next_to_replace(role, target, staying)
-        has_old = any(member.revision != target.revision for member in staying.values())
+        num_new = sum(member.revision == target.revision for member in staying.values())
+        old_go_first = num_new <= target.replicas and num_new < len(staying)
         candidates = [
             name
             for name, member in staying.items()
-            if (member.revision != target.revision or not has_old)
+            if (member.revision != target.revision or not old_go_first)
             and (not member.serves or num_serving > target.replicas)
             and member.state != "adopted"
         ]

@@ -229,6 +229,22 @@ def test_an_update_that_is_refused_leaves_the_old_ones_serving() -> None:
     assert world.names(state="ready") == {"decode-0"}
 
 
+def test_a_scale_down_amid_a_refused_update_takes_what_is_refused_and_beyond_the_number() -> None:
+    world = started(decode=1)
+    world.want(decode=3)
+    world.act()
+    world.want(revision="refused")
+    for _ in range(5):
+        world.act(1.0)
+        for name in world.names(state="pending"):
+            world.put(name, "refused")
+    assert len(world.names(state="refused")) == 3
+    world.want(decode=1)
+    world.act(1.0)
+    assert world.names(state="ready", revision="a") == {"decode-0"}
+    assert len(world.names()) == 1 + LIMITS.max_surge
+
+
 def test_the_first_restart_is_at_once_and_each_further_one_waits_longer() -> None:
     world = started(decode=1)
     waits: list[float] = []
