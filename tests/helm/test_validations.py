@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
+import yaml
 
 from core.config import DeployConfig
 from deploy.changes import EFFECTS, Effect
-from tests.helm.chart import CHART, helm, refusal, render
+from tests.helm.chart import CHART, helm, of_kind, refusal, render
 
 RDMA = {"enabled": True}
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -116,6 +117,25 @@ def test_what_no_running_deployment_can_change_is_the_charts_alone(field: str) -
     assert f"config.deploy.{field}: the chart sets it" in refusal(
         {"config": {"deploy": {field: value}}}
     )
+
+
+def test_every_field_that_the_chart_sets_is_refused_in_the_config() -> None:
+    named = {"model": {"servedName": "m", "revision": "r"}, "router": {"apiKeys": ["k" * 16]}}
+    config = yaml.safe_load(
+        of_kind(render(named), "ConfigMap")["rel-sluice"]["data"]["config.yaml"]
+    )
+    given = yaml.safe_load((CHART / "values.yaml").read_text())["config"]
+    fields = [
+        (section, field, value)
+        for section, values in config.items()
+        if isinstance(values, dict)
+        for field, value in values.items()
+        if field not in given.get(section, {})
+    ]
+    assert len(fields) > len(EFFECTS) / 2, "the chart sets hardly anything"
+    for section, field, value in fields:
+        told = refusal({"config": {section: {field: value}}})
+        assert f"config.{section}.{field}: the chart sets it" in told
 
 
 @pytest.mark.parametrize(("values", "message"), UNKNOWN, ids=lambda part: str(part)[:60])
