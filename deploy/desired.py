@@ -9,7 +9,7 @@ from core.messages import DesiredWorkers, Party
 State = Literal["pending", "adopted", "starting", "ready", "draining", "ended", "dead", "refused"]
 """``pending``: has not answered yet, such as for lack of room; ``adopted``: as that, but started by
 an earlier controller; ``ended``: as it was told; ``dead``: its process is gone; ``refused``: it
-ended by a config error, which no restart mends."""
+ended by a config error, which no restart mends unless it has served by the same before."""
 
 
 @dataclass(frozen=True, slots=True)

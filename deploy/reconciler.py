@@ -52,10 +52,17 @@ class _Member:
     condemned_at: float | None = None
     """When its kill was last told."""
     retry_at: float | None = None
+    served_by: str | None = None
+    """The revision by which it was ready last."""
 
     @property
     def is_up(self) -> bool:
         return self.state in {"pending", "adopted", "starting", "ready", "draining"}
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether what refuses its start, such as a taken port, did not refuse one before."""
+        return self.state != "ready" and self.served_by == self.revision
 
     @property
     def serves(self) -> bool:
@@ -128,9 +135,11 @@ class Reconciler:
                 if seen.state == "dead":
                     self._count_death(now, member)
             elif member.state != seen.state:
-                if seen.state == "dead":
+                if seen.state == "dead" or (seen.state == "refused" and member.may_pass):
                     self._count_death(now, member)
                 member.state, member.in_state_since = seen.state, now
+            if seen.state == "ready":
+                member.served_by = seen.revision
             if seen.state == "draining" and not member.is_leaving:
                 member.is_leaving, member.leaving_since = True, now
             self._check_progress(now, name, member, seen.silence_s)

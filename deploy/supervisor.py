@@ -176,7 +176,7 @@ class Supervisor:
 
     def _follow_up(self, event: Event) -> None:
         match event:
-            case ServiceEnded(name, str(error)) if name == "router" or not self.is_ready:
+            case ServiceEnded(name, str(error)) if not self.is_ready:
                 raise ConfigError(f"{name}: {error}")
             case GaveUp("router" | controller.NAME as name, reason):
                 raise SluiceError(f"{name} stays down: {reason}")

@@ -245,6 +245,33 @@ def test_a_scale_down_amid_a_refused_update_takes_what_is_refused_and_beyond_the
     assert len(world.names()) == 1 + LIMITS.max_surge
 
 
+def test_a_config_that_has_served_is_tried_again_when_a_taken_port_refuses_it() -> None:
+    world = World()
+    world.desired = Desired({"router": Target(1, "a")}, generation=world.desired.generation)
+    world.settle(2)
+    world.put("router", "dead")
+    assert world.act() == [Start("router", "router", "a")]
+    world.put("router", "refused")
+    assert world.act() == [], "the second restart in a row waits"
+    assert world.act(1.0) == [Start("router", "router", "a")]
+    for _ in range(40):
+        if world.names(state="pending"):
+            world.put("router", "refused")
+        told = world.act(10.0)
+        if any(isinstance(action, GiveUp) for action in told):
+            break
+    assert told == [GiveUp("router", "it died 4 times in a row")]
+
+
+def test_another_config_than_the_one_that_has_served_is_not_tried_again() -> None:
+    world = started(replace(LIMITS, max_surge=0), decode=2)
+    world.want(revision="refused")
+    world.put("decode-1", "dead")
+    assert Start("decode-1", "decode", "refused") in world.act()
+    world.put("decode-1", "refused")
+    assert world.act() == [GiveUp("decode-1", "its config cannot work")]
+
+
 def test_the_first_restart_is_at_once_and_each_further_one_waits_longer() -> None:
     world = started(decode=1)
     waits: list[float] = []
