@@ -83,18 +83,38 @@ def _process_of(line: str) -> psutil.Process | None:
         return None
 
 
+def _being_started(folder: Path) -> list[psutil.Process]:
+    """Return the processes that Ray was starting in ``folder``: nobody could tell of them yet.
+
+    They die with nobody before they have asked for it, and would make the folder anew.
+    """
+    argument = f"--temp-dir={folder}"
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if argument in (process.info["cmdline"] or ())
+    ]
+
+
 def reap(lines: Iterable[str], folder: Path) -> None:
     """Read ``lines`` to their end, then end the processes and remove ``folder``."""
     told = list(lines)
     processes = [p for line in told if (p := _process_of(line)) is not None]
     _, alive = psutil.wait_procs(processes, timeout=GRACE_S)
+    # After the grace: whoever starts processes is dead by now, or about to be killed.
+    _kill(alive)
+    _kill(_being_started(folder))
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    alive = list(processes)
     for process in alive:
         try:
             process.kill()
         except psutil.NoSuchProcess:
             continue
     psutil.wait_procs(alive, timeout=GRACE_S)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
