@@ -4,6 +4,7 @@ It holds the session's address and key, so only its owner may read it.
 """
 
 import json
+import logging
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from pathlib import Path
 
 from core.errors import ConfigError
 from deploy.model_source import cache_folder
+
+log = logging.getLogger(__name__)
 
 OWNER_ONLY = 0o600
 
@@ -33,18 +36,40 @@ def run_file(name: str) -> Path:
 
 @contextmanager
 def announced(name: str, session: RunningSession) -> Generator[None]:
-    """Leave the file for the time of the ``with`` block; the latest deployment of a name wins."""
+    """Leave the file for the time of the ``with`` block; the latest deployment of a name wins.
+
+    Where it cannot be written, such as in a read-only home, a warning says what does not work.
+    """
     path = run_file(name)
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fresh = path.with_suffix(f".{session.pid}")
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, OWNER_ONLY), "w") as file:
-        json.dump(asdict(session), file)
-    fresh.replace(path)
+    try:
+        _write(path, session)
+    except OSError as error:
+        log.warning(
+            "event=not_findable reason=%s: sluice scale, update and down will not find this "
+            "deployment; for that, let SLUICE_CACHE name a folder that can be written",
+            error,
+        )
+        yield
+        return
     try:
         yield
     finally:
         if find_session(name) == session:
             path.unlink(missing_ok=True)
+
+
+def _write(path: Path, session: RunningSession) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fresh = path.with_suffix(f".{session.pid}")
+    try:
+        with os.fdopen(
+            os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, OWNER_ONLY), "w"
+        ) as file:
+            json.dump(asdict(session), file)
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)  # half of it, on a full disk
+        raise
 
 
 def find_session(name: str) -> RunningSession | None:

@@ -1,0 +1,40 @@
+"""The file by which commands find a deployment.
+
+The failure guarded against: a deployment that is ready and serves ends because its file cannot be
+written.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from deploy.run_file import RunningSession, announced, find_session, run_file
+
+SESSION = RunningSession(address="127.0.0.1:1", token="", pid=os.getpid())
+
+
+def test_a_session_is_found_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_CACHE", str(tmp_path))
+    with announced("a", SESSION):
+        assert find_session("a") == SESSION
+        assert run_file("a").stat().st_mode & 0o777 == 0o600
+    assert find_session("a") is None
+    assert list(run_file("a").parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("below", ["", "run"])
+def test_where_nothing_can_be_written_it_serves_on_and_says_so_in_one_line(
+    below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = tmp_path / "cache"
+    (cache / below).parent.mkdir(exist_ok=True)
+    (cache / below).write_text("no folder")
+    monkeypatch.setenv("SLUICE_CACHE", str(cache))
+    with announced("a", SESSION):
+        pass
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "event=not_findable" in record.getMessage()
+    assert str(cache) in record.getMessage()
+    assert "SLUICE_CACHE" in record.getMessage()
