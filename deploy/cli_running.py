@@ -13,7 +13,14 @@ from deploy.cli_arguments import (
     add_url,
     seconds,
 )
-from deploy.scale_commands import parse_counts, parse_roles, run_down, run_scale, run_update
+from deploy.scale_commands import (
+    MAX_SHOWN,
+    parse_counts,
+    parse_roles,
+    run_down,
+    run_scale,
+    run_update,
+)
 from deploy.settings import load_settings
 from deploy.status import run_status
 from deploy.top import MAX_INTERVAL_S, MIN_INTERVAL_S, run_top
@@ -103,7 +110,9 @@ def _add_down(commands: Commands) -> None:
 
 
 def _add_deployment(parser: argparse.ArgumentParser, *, name: str | None) -> None:
-    parser.add_argument("--name", default=name, help="deploy.name of the deployment")
+    parser.add_argument(
+        "--name", type=_deployment_name, default=name, help="deploy.name of the deployment"
+    )
     parser.add_argument(
         "--address",
         metavar="A",
@@ -154,6 +163,17 @@ def _add_cache(commands: Commands) -> None:
         metavar="S",
         help="seconds to wait until what was in use is over, too; default: do not wait",
     )
+
+
+def _deployment_name(text: str) -> str:
+    try:
+        return DeployConfig(name=text).name
+    except ValueError:
+        message = (
+            f"{text[:MAX_SHOWN]!r} is no deploy.name, which has 1 to 63 lower-case letters, digits "
+            "and hyphens"
+        )
+        raise argparse.ArgumentTypeError(message) from None
 
 
 def _wait_s(text: str) -> float:
