@@ -60,6 +60,8 @@ class RouterStatus(msgspec.Struct, frozen=True):
     model: str
     workers: list[WorkerStatus]
     pending_requests: int = 0
+    desired: dict[Role, int] | None = None
+    """How many workers of each role are wanted; None: not known."""
 
 
 class CacheStatus(msgspec.Struct, frozen=True):

@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
-from deploy.api_client import ApiClient, WorkerStatus
+from deploy.api_client import ApiClient, RouterStatus, WorkerStatus
 
 EXIT_NOT_READY = 1
 
@@ -17,7 +17,8 @@ def run_status(url: str) -> int:
     """
     url = url.rstrip("/").removesuffix("/v1")
     client = ApiClient(url)
-    workers = client.workers()
+    status = client.status()
+    workers = status.workers
     model = client.json("/v1/models")["data"][0]["id"]
     ready = client.is_ready()
     console = Console()
@@ -26,6 +27,8 @@ def run_status(url: str) -> int:
         highlight=False,
     )
     console.print(_table(workers) if workers else "no worker reports to this router")
+    if (missing := shortfall(status)) is not None:
+        console.print(missing, highlight=False)
     console.print(f"metrics: {url}/metrics", highlight=False)
     for worker in workers:
         if worker.metrics_address:
@@ -35,6 +38,23 @@ def run_status(url: str) -> int:
     return 0 if ready else EXIT_NOT_READY
 
 
+def shortfall(status: RouterStatus) -> str | None:
+    """Return in one line how many workers are wanted and not ready; None: as many are as wanted."""
+    wanted = status.desired or {}
+    ready = [worker.role for worker in status.workers if worker.state == "ready"]
+    short = [
+        f"{ready.count(role)} of {number} {role}"
+        for role, number in wanted.items()
+        if ready.count(role) < number
+    ]
+    if not short:
+        return None
+    return (
+        f"ready: {', '.join(short)}; if the rest does not come up, the controller's log says why "
+        "(event=refused, event=died, event=stays_down)"
+    )
+
+
 def _state(worker: WorkerStatus) -> str:
     if worker.state == "lost":
         return f"lost {worker.silent_s:.0f} s ago"
@@ -42,7 +62,7 @@ def _state(worker: WorkerStatus) -> str:
 
 
 def _table(workers: list[WorkerStatus]) -> Table:
-    table = Table("worker", "state")
+    table = Table("worker", "state", "revision")
     for name in ("running", "waiting", "queued tokens", "KV blocks free"):
         table.add_column(name, justify="right")
     for worker in sorted(workers, key=lambda worker: worker.worker_id):
@@ -50,6 +70,7 @@ def _table(workers: list[WorkerStatus]) -> Table:
         table.add_row(
             worker.worker_id,
             _state(worker),
+            worker.revision,
             str(load.running),
             str(load.waiting),
             str(load.queued_tokens),

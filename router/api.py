@@ -107,9 +107,17 @@ class RouterAPI:
                 "model": self.card.name,
                 "max_model_len": self._max_model_len(),
                 "pending_requests": self.dispatcher.admission.num_pending,
+                "desired": self._desired(),
                 "workers": workers,
             }
         )
+
+    def _desired(self) -> dict[str, int] | None:
+        """Return how many workers of each role are wanted; None: no living one has word of it."""
+        desired = self.fleet.registry.desired()
+        if desired is None:
+            return None
+        return {"prefill": desired.prefill, "decode": desired.decode}
 
     async def prometheus(self) -> Response:
         """Give the router's metrics."""

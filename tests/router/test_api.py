@@ -150,8 +150,10 @@ async def test_models_health_ready_and_status(
         "prefill": 0,
         "decode": 1,
     }
-    (status,) = (await router.http.get("/status")).json()["workers"]
+    answer = (await router.http.get("/status")).json()
+    (status,) = answer["workers"]
     assert (status["worker_id"], status["state"]) == (worker.worker_id, "ready")
+    assert answer["desired"] is None, "this worker is no deployment's"
 
 
 async def test_ready_only_after_a_generation_has_passed(router: RunningRouter) -> None:
