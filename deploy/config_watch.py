@@ -23,18 +23,27 @@ class ConfigWatch:
         self._file = file
         self._load = load
         self._known: bytes | None = None
+        self._last_seen: bytes | None = None
 
     def look(self, apply: Callable[[SluiceConfig], str | None]) -> None:
         """Hand a changed config to ``apply``, which returns why it cannot be, or None.
+
+        Only at the second look that finds the same: a file that is being written may hold a
+        beginning that is a config, too, and nothing is one that is all defaults.
 
         A change that is invalid or cannot be is logged once. One that ``apply`` could not take,
         by a ``SluiceError``, is handed to it again at the next look.
         """
         content = self._content()
-        if content is None or content == self._known:
+        is_settled = content == self._last_seen or self._known is None
+        self._last_seen = content
+        if content is None or content == self._known or not is_settled:
             return
         try:
-            refusal = apply(self._load())
+            config = self._load()
+            if self._content() != content:
+                return  # what was loaded is another one, or a part
+            refusal = apply(config)
         except ConfigError as error:
             refusal = str(error)
         except SluiceError as error:

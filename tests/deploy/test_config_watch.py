@@ -38,6 +38,9 @@ def test_changes_are_handed_on_once_and_those_not_taken_again(
         caplog.clear()
         if content is not None:
             file.write_text(content)
+            if deployment.taken:
+                watch.look(deployment.apply)
+                assert caplog.records == [], "it may be half written"
         watch.look(deployment.apply)
         return [record.message.split()[0] for record in caplog.records]
 
@@ -57,3 +60,34 @@ def test_changes_are_handed_on_once_and_those_not_taken_again(
     file.unlink()
     assert look() == []
     assert deployment.taken == [2, 3, 4]
+
+
+def test_a_file_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("deploy: {decode: 2}")
+    watch = ConfigWatch(file, lambda: load_settings(file, {}))
+    deployment = Deployment()
+    watch.look(deployment.apply)
+    for content in ("", "deploy: {prefill: 4}", "deploy: {prefill: 4, decode: 5}"):
+        file.write_text(content)
+        watch.look(deployment.apply)
+    assert deployment.taken == [2], "no half of it, though each half is a config"
+    watch.look(deployment.apply)
+    assert deployment.taken == [2, 5]
+
+
+def test_a_file_replaced_between_look_and_load_is_loaded_at_the_next_looks(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("deploy: {decode: 2}")
+    replaced = ["deploy: {decode: 3}"]
+
+    def load() -> SluiceConfig:
+        if replaced:
+            file.write_text(replaced.pop())
+        return load_settings(file, {})
+
+    watch = ConfigWatch(file, load)
+    deployment = Deployment()
+    for _ in range(4):
+        watch.look(deployment.apply)
+    assert deployment.taken == [3]
