@@ -37,6 +37,7 @@ def stop_all(namespace: str, grace_s: float, *, of: ActorHandle[Any] | None = No
     start = wanted.start_id(namespace)  # before the name is free for another one
     if controller is not None:
         ray.kill(controller, no_restart=True)
+    wanted.clear(namespace, start)  # at once: who stops may be killed while services end
     services = services_of(namespace)
     for service in services.values():
         service.expect_stop.remote()

@@ -24,7 +24,7 @@ from deploy.supervisor import Supervisor
 ray.init(sys.argv[1], logging_level="ERROR", log_to_driver=False, _node_ip_address={HEAD!r})
 events = EventQueue()
 supervisor = Supervisor(
-    IdlePlan(("obey", "obey"), revision_of_all={SECRET!r}), events, private=False
+    IdlePlan(("obey", sys.argv[2]), revision_of_all={SECRET!r}), events, private=False
 )
 supervisor.start()
 started = set()
@@ -33,6 +33,8 @@ while len(started) < 2:
     if isinstance(event, ProcessStarted):
         started.add(event.name)
 print("up", flush=True)
+if sys.argv[2] == "hang":
+    supervisor.stop()
 time.sleep(600)
 """
 LOOK = f"""
@@ -51,9 +53,9 @@ TIMEOUT_S = 60.0
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def program(cluster: RayCluster, text: str) -> subprocess.Popen[str]:
+def program(cluster: RayCluster, text: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", text, cluster.address],
+        [sys.executable, "-c", text, cluster.address, *arguments],
         env=cluster.environment | {"PYTHONPATH": str(ROOT), "RAY_ADDRESS": cluster.address},
         stdout=subprocess.PIPE,
         text=True,
@@ -75,7 +77,7 @@ def controllers(cluster: RayCluster) -> list[psutil.Process]:
 @pytest.mark.parametrize("with_controller", [False, True], ids=["driver", "driver-and-controller"])
 def test_a_killed_driver_leaves_neither_processes_nor_keys(*, with_controller: bool) -> None:
     with RayCluster.open({}) as cluster:
-        driver = program(cluster, DRIVER)
+        driver = program(cluster, DRIVER, "obey")
         assert driver.stdout is not None
         assert driver.stdout.readline() == "up\n"
         assert [key.partition(":")[0] for key in holders(cluster)] == ["wanted"]
@@ -87,5 +89,22 @@ def test_a_killed_driver_leaves_neither_processes_nor_keys(*, with_controller: b
         driver.wait(TIMEOUT_S)
 
         # Then all has ended soon, and nobody can read the keys
+        wait_until(lambda: not cluster.living_actors(), "no actor alive")
+        assert holders(cluster) == []
+
+
+def test_a_driver_that_is_killed_amid_its_stop_leaves_neither_processes_nor_keys() -> None:
+    with RayCluster.open({}) as cluster:
+        # Given one that waits for a service that does not stop, as after `ray job stop`
+        driver = program(cluster, DRIVER, "hang")
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "up\n"
+        wait_until(lambda: not controllers(cluster), "the controller is gone")
+
+        # When it is killed
+        kill(psutil.Process(driver.pid))
+        driver.wait(TIMEOUT_S)
+
+        # Then as above
         wait_until(lambda: not cluster.living_actors(), "no actor alive")
         assert holders(cluster) == []
