@@ -7,11 +7,18 @@ from core.config import DeployConfig
 
 
 def cluster_address(config: DeployConfig) -> str | None:
-    """Return the address of the Ray cluster to join; None: start a private one.
+    """Return the address of the Ray cluster to join; None: start a private one."""
+    return named_cluster(config.ray_address)
 
-    The environment's ``RAY_ADDRESS`` counts too: Ray sets it inside ``ray job submit``.
+
+def named_cluster(address: str | None) -> str | None:
+    """Return the address of the Ray cluster that was named; None: none was.
+
+    The environment's ``RAY_ADDRESS`` counts too: Ray sets it inside ``ray job submit``. ``local``
+    is Ray's word for one to be started here.
     """
-    return config.ray_address or os.environ.get("RAY_ADDRESS") or None
+    named = address or os.environ.get("RAY_ADDRESS")
+    return named if named and named != "local" else None
 
 
 def prepare_ray_environment(config: DeployConfig, *, bare_output: bool = False) -> None:
@@ -33,7 +40,22 @@ def prepare_ray_environment(config: DeployConfig, *, bare_output: bool = False) 
         RAY_DISABLE_WORKER_LOG_PREFIX="1" if bare_output else "0",
     )
     if cluster_address(config) is None:
-        # Despite its name, this alone makes Ray keep the loopback address that it is given.
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-        os.environ["RAY_AUTH_MODE"] = "token"
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        _keep_private(os.environ.get("RAY_AUTH_TOKEN", secrets.token_hex(32)))
+
+
+def prepare_asking_environment(token: str | None) -> None:
+    """Have Ray join a cluster to ask something there. Call before importing Ray.
+
+    Args:
+        token: The key of a private session; None: the cluster is none.
+    """
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if token is not None:
+        _keep_private(token)
+
+
+def _keep_private(token: str) -> None:
+    # Despite its name, this alone makes Ray keep the loopback address that it is given.
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    os.environ["RAY_AUTH_MODE"] = "token"
+    os.environ["RAY_AUTH_TOKEN"] = token

@@ -20,7 +20,7 @@ import ray
 from core.config import DeployConfig
 from core.errors import ConfigError
 from deploy.bounded import run_bounded
-from deploy.cluster_reach import require_listener
+from deploy.cluster_reach import joined, reason_of
 from deploy.processes import end_processes, with_descendants
 from deploy.ray_environment import cluster_address
 from deploy.reaper import Reaper
@@ -87,18 +87,10 @@ def ray_session(config: DeployConfig) -> Generator[RaySession]:
 def _joined(address: str, *, upload_code: bool) -> Generator[RaySession]:
     inside_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
     packages = [str(PROJECT_ROOT / package) for package in PACKAGES]
-    try:
-        require_listener(address)
-        ray.init(
-            address=address,
-            runtime_env=None if inside_job or not upload_code else {"py_modules": packages},
-            log_to_driver=True,
-            logging_level=logging.WARNING,
-        )
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"deploy.ray_address={address!r} cannot be joined: {reason}") from error
-    try:
+    runtime_env = None if inside_job or not upload_code else {"py_modules": packages}
+    setting = "deploy.ray_address or RAY_ADDRESS"
+    with joined(address, setting, runtime_env=runtime_env, log_to_driver=True):
+        logging.getLogger("ray").setLevel(logging.WARNING)
         yield RaySession(
             private=False,
             address=address,
@@ -107,8 +99,6 @@ def _joined(address: str, *, upload_code: bool) -> Generator[RaySession]:
             temp_folder=None,
             on_new_process=lambda: None,  # Ray's own processes end them there
         )
-    finally:
-        ray.shutdown()
 
 
 @contextmanager
@@ -159,8 +149,7 @@ def _start_ray(folder: Path) -> None:
             _node_ip_address=LOOPBACK,
         )
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"Ray does not start on this machine: {reason}") from error
+        raise ConfigError(f"Ray does not start on this machine: {reason_of(error)}") from error
 
 
 def _short_temp_folder() -> Path:

@@ -4,7 +4,6 @@ They go through Ray and not the API: whoever may start processes on the cluster 
 runs there, and a client of the API may not.
 """
 
-import os
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,8 @@ from typing import Any, get_args
 from core.config import SluiceConfig
 from core.errors import ConfigError, SluiceError
 from core.messages import Role
-from deploy.cluster_reach import cluster_started_here, join_in_time
+from deploy.cluster_reach import cluster_started_here, joined
+from deploy.ray_environment import named_cluster, prepare_asking_environment
 from deploy.run_file import find_session
 
 MAX_WORKERS = 10_000
@@ -96,7 +96,7 @@ def run_down(name: str, address: str | None, *, grace_s: float) -> int:
     Raises:
         ConfigError: there is none.
     """
-    with _joined(name, address) as (_, namespace):
+    with _found(name, address) as (_, namespace):
         from deploy.stopping import stop_all  # noqa: PLC0415 - imports Ray
 
         stop_all(namespace, grace_s)
@@ -105,7 +105,7 @@ def run_down(name: str, address: str | None, *, grace_s: float) -> int:
 
 
 def _ask(name: str, address: str | None, call: Callable[[Any], Any]) -> int:
-    with _joined(name, address) as (controller, _):
+    with _found(name, address) as (controller, _):
         if controller is None:
             raise SluiceError(
                 f"the controller of {name!r} stays down; see its log, or stop with down"
@@ -124,50 +124,33 @@ def _ask(name: str, address: str | None, call: Callable[[Any], Any]) -> int:
 
 
 @contextmanager
-def _joined(name: str, address: str | None) -> Generator[tuple[Any, str]]:
+def _found(name: str, address: str | None) -> Generator[tuple[Any, str]]:
     """Connect to the cluster of the deployment called ``name`` and find its controller.
 
     None in place of the controller: it is gone for good, and what it started is still there.
     """
-    session = None
-    target = address or os.environ.get("RAY_ADDRESS")
-    if not target and (session := find_session(name)) is not None:
-        target = session.address
-        os.environ.update(
-            RAY_AUTH_MODE="token",
-            RAY_AUTH_TOKEN=session.token,
-            RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",
-        )
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    import ray  # noqa: PLC0415 - reads the environment when it is imported
-
+    target = named_cluster(address)
+    session = find_session(name) if target is None else None
+    prepare_asking_environment(session.token if session else None)
+    # Imported after it: Ray reads the environment when it is imported.
     from deploy.lookup import find_controller, namespace_of, services_of  # noqa: PLC0415
     from deploy.wanted import is_stored  # noqa: PLC0415
 
     namespace = namespace_of(name)
-    if not target and (target := cluster_started_here()) is None:
+    target = target or (session.address if session else cluster_started_here())
+    if target is None:
         raise ConfigError(
             f"no deployment called {name!r} of this user runs on this machine, and no Ray cluster "
             "was started here; give --name or --address"
         )
-    try:
-        join_in_time(
-            lambda: ray.init(
-                address=target,
-                namespace=namespace,
-                log_to_driver=False,
-                logging_level="error",
-                _node_ip_address="127.0.0.1" if session else None,
-            ),
-            target,
-        )
-    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"no Ray cluster at {target} ({reason}); give --address") from error
-    try:
+    with joined(
+        target,
+        "--address or RAY_ADDRESS",
+        namespace=namespace,
+        log_to_driver=False,
+        _node_ip_address="127.0.0.1" if session else None,
+    ):
         controller = find_controller(namespace)
         if controller is None and not is_stored(namespace) and not services_of(namespace):
             raise ConfigError(f"no deployment called {name!r} runs there; give --name")
         yield controller, namespace
-    finally:
-        ray.shutdown()

@@ -1,49 +1,94 @@
 """A command that asks a cluster which is gone ends in seconds, with one line.
 
-The failure guarded against: ``sluice scale`` and ``sluice down`` that stand for a quarter of an
+The failure guarded against: ``sluice serve``, ``scale`` and ``down`` that stand for a quarter of an
 hour and print Ray's own warnings, because a cluster ended uncleanly or a firewall swallows packets.
 """
 
+import os
 import socket
-import threading
+import subprocess
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from core.config import DeployConfig
+from core.errors import ConfigError
 from deploy.cli import run
-from deploy.cluster_reach import join_in_time, require_listener
+from deploy.cluster_reach import joined, require_listener
+from deploy.ray_environment import cluster_address
+
+ROOT = Path(__file__).parents[2]
+HANGS_AFTER_S = 60.0
 
 
 @contextmanager
 def listener() -> Generator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    """Take connections on every interface: Ray asks this host's address in place of loopback."""
+    with socket.create_server(("", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def joins(arguments: list[str], *, bound_s: float) -> subprocess.CompletedProcess[str]:
+    """Run ``sluice`` in a process of its own: a join that is given up goes on in it."""
+    bounded = "import sys; from deploy import cli, cluster_reach; cluster_reach.JOIN_TIMEOUT_S ="
+    return subprocess.run(
+        [sys.executable, "-c", f"{bounded} {bound_s}; sys.exit(cli.run(sys.argv[1:]))", *arguments],
+        env={k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=HANGS_AFTER_S,
+        check=False,
+    )
+
+
+COMMANDS = [
+    pytest.param(["serve", "--set", "deploy.ray_address={}"], "deploy.ray_address", id="serve"),
+    pytest.param(["down", "--address={}"], "--address", id="down"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "setting"), COMMANDS)
+def test_a_cluster_that_takes_the_connection_and_never_answers_is_given_up(
+    arguments: list[str], setting: str
+) -> None:
+    with listener() as address:
+        result = joins([each.format(address) for each in arguments], bound_s=0.2)
+    assert result.returncode == 2
+    reason = "it did not answer within 0.2 s"
+    message = (
+        f"no Ray cluster can be joined at {address} ({reason}); check {setting} or RAY_ADDRESS"
+    )
+    assert result.stderr.splitlines()[-1] == f"sluice: error: {message}"
+    assert "SIGTERM" not in result.stderr
 
 
 def test_an_address_where_nothing_listens_is_not_joined() -> None:
     with listener() as address:
         pass
-    joined = threading.Event()
-    with pytest.raises(ConnectionError, match="nothing answers there"):
-        join_in_time(joined.set, address)
-    assert not joined.is_set()
+    with pytest.raises(ConfigError, match="nothing answers there"), joined(address, "--address"):
+        pass
 
 
-def test_a_cluster_that_takes_the_connection_and_never_answers_is_given_up() -> None:
-    release = threading.Event()
-    with listener() as address, pytest.raises(ConnectionError, match=r"within 0\.05 s"):
-        join_in_time(release.wait, address, timeout_s=0.05)
-    release.set()
+def test_what_ray_refuses_is_one_error() -> None:
+    with (
+        listener() as address,
+        pytest.raises(ConfigError, match=r"\(Unknown keyword .*\); check --address"),
+        joined(address, "--address", no_such_argument=1),
+    ):
+        pass
 
 
-def test_what_joining_raises_is_raised() -> None:
-    def refuse() -> None:
-        raise RuntimeError("version 2 of Ray, not 3")
-
-    with listener() as address, pytest.raises(RuntimeError, match="version 2"):
-        join_in_time(refuse, address)
+@pytest.mark.parametrize("word", ["", "local"])
+def test_ray_s_word_for_a_cluster_of_its_own_names_none(
+    word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", word)
+    assert cluster_address(DeployConfig()) is None
+    assert cluster_address(DeployConfig(ray_address="local")) is None
 
 
 @pytest.mark.parametrize("address", ["auto", "local", "ray://head:10001", "head", "head:x"])
