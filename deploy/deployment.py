@@ -20,6 +20,7 @@ from deploy.ports import claim_port
 from deploy.ray_environment import cluster_address
 from deploy.ray_session import PROJECT_ROOT, RaySession, ray_session
 from deploy.run_file import RunningSession, announced
+from deploy.service_names import worker_name
 from deploy.stop_signals import StopSignals
 from deploy.supervisor import Supervisor
 from router.api_keys import read_keys
@@ -254,6 +255,6 @@ def _environment(session: RaySession) -> dict[str, str]:
 
 def _workers(deploy: DeployConfig) -> Iterator[tuple[Role, WorkerId]]:
     for index in range(deploy.prefill):
-        yield "prefill", WorkerId(f"prefill-{index}")
+        yield "prefill", worker_name("prefill", index)
     for index in range(deploy.decode):
-        yield "decode", WorkerId(f"decode-{index}")
+        yield "decode", worker_name("decode", index)

@@ -18,6 +18,7 @@ from deploy.desired import Observed, State
 from deploy.events import Event, ProcessDied, ProcessStarted, ServiceEnded
 from deploy.launch import Launch
 from deploy.seat_state import UP, SeatAction, SeatEvent, SeatState, after
+from deploy.service_names import role_of
 
 log = logging.getLogger(__name__)
 
@@ -266,14 +267,6 @@ class Fleet:
         if seat.health is not None:
             silence_s = max(silence_s, seat.health.silence_s)
         return Observed(name, seat.role, seat.revision, SEEN_AS[seat.state], silence_s)
-
-
-def role_of(name: str) -> Party:
-    """Return the role that a service's name tells."""
-    for role in ("prefill", "decode"):
-        if name.startswith(f"{role}-"):
-            return role
-    return "router"
 
 
 def first_line(error: RayError) -> str:

@@ -31,6 +31,7 @@ from deploy.desired import (
     State,
     Target,
 )
+from deploy.service_names import index_of, worker_name
 
 FIRST_WAIT_S = 1.0
 """Before the second restart in a row; doubled for each further one."""
@@ -291,10 +292,10 @@ class Reconciler:
         if self._limits.max_surge or not is_complete or not all_serve:
             return None
         old = [name for name, member in staying.items() if member.revision != target.revision]
-        return max(old, key=_index, default=None)
+        return max(old, key=index_of, default=None)
 
     def _dispensability(self, name: str) -> tuple[bool, int]:
-        return not self._members[name].serves, _index(name)
+        return not self._members[name].serves, index_of(name)
 
     def _may_start(self, role: Party, target: Target, desired: Desired) -> bool:
         staying = self._staying(role, desired)
@@ -311,11 +312,6 @@ class Reconciler:
             return "router"
         index = 0
         taken = self._members.keys() | desired.leaving.keys()
-        while f"{role}-{index}" in taken:
+        while (name := worker_name(role, index)) in taken:
             index += 1
-        return f"{role}-{index}"
-
-
-def _index(name: str) -> int:
-    number = name.rpartition("-")[2]
-    return int(number) if number.isdecimal() else 0
+        return name

@@ -17,10 +17,10 @@ from deploy.bounded import run_bounded
 from deploy.control_loop import Row
 from deploy.controller import RemoteController
 from deploy.events import Event, EventQueue, GaveUp, ServiceEnded, StopRequested
-from deploy.fleet import role_of
 from deploy.launch import Plan
 from deploy.lookup import find, find_controller, namespace_of, services_of
 from deploy.sentinel import RemoteSentinel
+from deploy.service_names import role_of
 from deploy.shortage import shortage
 from deploy.stopping import last_line, stop_all
 from deploy.wanted import Beginning, first_wanted

@@ -27,10 +27,10 @@ prepare_ray_environment(CONFIG)
 from core.lifecycle import Lifecycle, Work  # noqa: E402
 from core.messages import Party  # noqa: E402
 from deploy.events import EventQueue, StopRequested  # noqa: E402
-from deploy.fleet import role_of  # noqa: E402
 from deploy.launch import Launch  # noqa: E402
 from deploy.placement import Bundle  # noqa: E402
 from deploy.ray_session import ray_session  # noqa: E402
+from deploy.service_names import role_of  # noqa: E402
 from deploy.stop_signals import StopSignals  # noqa: E402
 from deploy.supervisor import Supervisor  # noqa: E402
 
