@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from core.tasks import raise_in_loop
 log = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_S = 1.0
+LOSS_TOLD_EACH_S = 15.0
+"""While a router is away; it is looked for far more often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,8 @@ class RouterLink:
         self._hello = Hello(name=reporter.worker_id, incarnation=reporter.incarnation)
         self.is_connected = False
         """Whether the router has taken this worker."""
+        self._loss_told_at: float | None = None
+        """None: it was connected since."""
 
     async def run(self) -> None:
         """Report until cancelled.
@@ -51,17 +56,23 @@ class RouterLink:
             try:
                 await channel.connect()
                 log.info("event=connected router=%s", self._address)
-                self.is_connected = True
+                self.is_connected, self._loss_told_at = True, None
                 await self._report_over(channel)
             except HandshakeError:
                 raise
             except PeerLostError as error:
-                log.warning("event=lost router=%s reason=%s", self._address, error)
                 self.is_connected = False
+                self._tell_loss(error)
                 await asyncio.sleep(HEARTBEAT_INTERVAL_S / 2)
             finally:
                 self.is_connected = False
                 channel.close()
+
+    def _tell_loss(self, error: PeerLostError) -> None:
+        now = time.monotonic()
+        if self._loss_told_at is None or now - self._loss_told_at >= LOSS_TOLD_EACH_S:
+            self._loss_told_at = now
+            log.warning("event=lost router=%s reason=%s", self._address, error)
 
     async def _report_over(self, channel: ClientChannel) -> None:
         """Report until the channel is lost."""

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from core import router_links
+from core import router_link, router_links
 from core.channel import ClientLost, DeploymentKeys, ServerChannel
 from core.errors import HandshakeError
 from core.ids import WorkerId, new_incarnation
 from core.messages import Heartbeat, Refused, Welcome, WorkerLoad
-from core.router_link import Reporter
+from core.router_link import Reporter, RouterLink
 from core.router_links import RouterLinks, addresses_of
 
 KEYS = DeploymentKeys.generate()
@@ -149,6 +149,31 @@ async def test_h09_a_router_that_refuses_leaves_the_worker_to_the_others(
         await asyncio.wait_for(alone.run(), 10)
     await ours.close()
     await other.close()
+
+
+async def test_a_router_that_is_away_is_told_once_however_often_it_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(router_link, "HEARTBEAT_INTERVAL_S", 0.02)
+    num_tries = 0
+
+    async def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_tries
+        num_tries += 1
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1")
+    host, port = server.sockets[0].getsockname()
+    link = RouterLink(f"tcp://{host}:{port}", reporter(asyncio.Event()))
+    running = asyncio.create_task(link.run())
+    try:
+        await until(lambda: num_tries >= 4)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        server.close()
+        await server.wait_closed()
+    assert len([r for r in caplog.records if "event=lost" in r.getMessage()]) == 1
 
 
 async def test_an_address_that_is_gone_with_its_router_is_forgotten(
