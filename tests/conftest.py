@@ -8,8 +8,10 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
-    """Take back what a command that ran in this process has set up: its stream ends with its test,
-    its level would change what later tests are told."""
+    """Take back what a command that ran in this process has set up.
+
+    Its stream ends with its test, and its level would change what later tests are told.
+    """
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield

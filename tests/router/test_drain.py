@@ -16,7 +16,6 @@ from core.messages import Generate, Role
 from tests.router.conftest import MODEL, RunningRouter, StartRouter
 from tests.router.scripted_worker import ScriptedWorker, say
 
-
 LOSSES = ("event=link_lost", "event=worker_silent")
 
 
