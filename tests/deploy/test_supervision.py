@@ -44,6 +44,14 @@ def wait_for(
     return found
 
 
+def wait_introduced(out: Path, processes: set[psutil.Process]) -> None:
+    """Wait, bounded, until the controller has heard of all ``processes``: before, they load."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not all(f'"pid": {process.pid},' in out.read_text() for process in processes):
+        assert time.monotonic() < deadline, out.read_text()
+        time.sleep(0.2)
+
+
 @pytest.fixture
 def program(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[psutil.Process]:
     """Run a deployment of idle services in a private session, and stop it."""
@@ -77,9 +85,10 @@ def test_a_killed_controller_comes_back_and_its_services_never_notice(
 
 @pytest.mark.parametrize("program", [{"PROGRESS_TIMEOUT_S": "10"}], indirect=True)
 def test_a_process_that_is_stopped_is_ended_and_started_anew_and_it_alone(
-    program: psutil.Process,
+    program: psutil.Process, tmp_path: Path
 ) -> None:
     services = wait_for(program, "ray::ServiceActor", set(), 2)
+    wait_introduced(tmp_path / "out", services)
     frozen = min(services, key=lambda each: each.pid)
     time.sleep(3.0)  # it has reported its health
 
