@@ -228,3 +228,22 @@ def _room(num_cpus: int, resources: Mapping[str, float]) -> tuple[str, str]:
 def kill(process: psutil.Process) -> None:
     """SIGKILL."""
     os.kill(process.pid, signal.SIGKILL)
+
+
+def said_on_a_cluster(program: str, *, timeout_s: float) -> dict[str, Any]:
+    """Return the JSON of the last line that ``program`` prints, run beside a cluster of its own.
+
+    Its first argument is the cluster's address.
+    """
+    with RayCluster.open({}) as cluster:
+        done = subprocess.run(
+            [sys.executable, "-c", program, cluster.address],
+            env=cluster.environment | {"PYTHONPATH": str(ROOT), "RAY_ADDRESS": cluster.address},
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            cwd="/",
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])

@@ -4,14 +4,11 @@ The failures guarded against: a start that loses and leaves its plan to the winn
 that waits for ever for names that orphans hold, and a stop that crashes when another was faster.
 """
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.deploy.ray_cluster import HEAD, ROOT, RayCluster
+from tests.deploy.ray_cluster import HEAD, said_on_a_cluster
 
 PROGRAM = f"""
 import json, sys, time
@@ -82,18 +79,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, Any]:
-    with RayCluster.open({}) as cluster:
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, cluster.address],
-            env=cluster.environment | {"PYTHONPATH": str(ROOT), "RAY_ADDRESS": cluster.address},
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-            cwd="/",
-        )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return said_on_a_cluster(PROGRAM, timeout_s=TIMEOUT_S)
 
 
 def test_a_start_that_loses_the_name_is_refused_and_overwrites_nothing(

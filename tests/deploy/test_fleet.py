@@ -6,9 +6,6 @@ since it has not answered yet; a controller that ends all services since it stoo
 one without services that takes a core by looking.
 """
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -16,7 +13,7 @@ import pytest
 from core.messages import DesiredWorkers
 from deploy import fleet
 from deploy.fleet import Fleet
-from tests.deploy.ray_cluster import HEAD, ROOT, RayCluster
+from tests.deploy.ray_cluster import HEAD, said_on_a_cluster
 
 PROGRAM = f"""
 import json, sys, time
@@ -66,18 +63,7 @@ TIMEOUT_S = 200.0
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, Any]:
-    with RayCluster.open({}) as cluster:
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, cluster.address],
-            env=cluster.environment | {"PYTHONPATH": str(ROOT), "RAY_ADDRESS": cluster.address},
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-            cwd="/",
-        )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return said_on_a_cluster(PROGRAM, timeout_s=TIMEOUT_S)
 
 
 @pytest.mark.ray

@@ -5,14 +5,11 @@ it, services that are started while their deployment is stopped and that nobody 
 stops its successor's deployment, and a controller that crashes for ever or ends its services.
 """
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.deploy.ray_cluster import HEAD, ROOT, RayCluster
+from tests.deploy.ray_cluster import HEAD, said_on_a_cluster
 
 PROGRAM = f"""
 import json, sys, time
@@ -150,18 +147,7 @@ NOTHING = [[], True, False]
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, Any]:
-    with RayCluster.open({}) as cluster:
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, cluster.address],
-            env=cluster.environment | {"PYTHONPATH": str(ROOT), "RAY_ADDRESS": cluster.address},
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-            cwd="/",
-        )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return said_on_a_cluster(PROGRAM, timeout_s=TIMEOUT_S)
 
 
 def test_a_stop_amid_a_start_leaves_nothing(said: dict[str, Any]) -> None:
