@@ -86,7 +86,8 @@ class ServiceActor:
 
     The service has a thread and an event loop of its own; Ray's calls come on other threads and
     only set or await events. A crash ends the process: that, and not an exception, is what Ray
-    takes for a death, which the controller answers with a new actor.
+    takes for a death, which the controller answers with a new actor. No method is a coroutine:
+    one alone would have Ray run all calls one after another, each behind those that wait.
 
     With a ``sentinel``, it ends when that is gone: see ``deploy.sentinel``.
     """
@@ -157,7 +158,8 @@ class ServiceActor:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_until_complete(self._serve())
+            self._refuse_other_version()
+            self._loop.run_until_complete(self._service.run(self._lifecycle))
         except ConfigError as error:
             self._error = str(error)
         except MemoryCorruptionError as error:
@@ -173,14 +175,13 @@ class ServiceActor:
             self._exit()
         self._ended.set()
 
-    async def _serve(self) -> None:
+    def _refuse_other_version(self) -> None:
         if self._version != VERSION:
             raise ConfigError(
                 f"this node has Sluice {VERSION}, and the controller {self._version}: a deployment "
                 "runs one version; give all nodes the same image and start it anew (in the chart: "
                 "ray.upgradeStrategy=Recreate)"
             )
-        await self._service.run(self._lifecycle)
 
     @staticmethod
     def _exit() -> None:

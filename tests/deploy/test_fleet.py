@@ -2,16 +2,19 @@
 
 The failures guarded against: a worker that its config had refused, whose process keeps its name
 for ever, so that its successor waits for ever; a new controller that takes a service for starting,
-since it has not answered yet; a controller that ends all services since it stood still itself; and
-one without services that takes a core by looking.
+since it has not answered yet; answers that wait for each other; a controller that ends all services
+since it stood still itself; and one without services that takes a core by looking.
 """
 
+import inspect
 from typing import Any
 
 import pytest
 
 from core.messages import DesiredWorkers
 from deploy import fleet
+from deploy.actors import ServiceActor
+from deploy.controller import Controller
 from deploy.fleet import Fleet
 from tests.deploy.ray_cluster import HEAD, said_on_a_cluster
 
@@ -51,6 +54,9 @@ other.adopt({{"decode-0": "a", "decode-1": "a"}})
 said["missed"] = other._observed("decode-1", other._seats["decode-1"]).state
 said["adopted"] = [other._observed("decode-0", other._seats["decode-0"]).state]
 said["adopted"] += wait_for(other, "ready")
+actor = ray.get_actor("decode-0", namespace="seats")
+calls = [actor.wait_end.remote(60.0), actor.health.remote(wanted)]
+said["answers_meanwhile"] = ray.wait(calls)[0] == calls[1:]
 other.drain("decode-0")
 said["drained"] = wait_for(other, "ended")
 other.forget("decode-0")
@@ -87,6 +93,19 @@ def test_a_new_controller_sees_whom_it_finds_as_adopted_until_it_answers(
     assert said["missed"] == "dead"
     assert said["drained"] == ["draining", "ended"]
     assert said["left"] == ["decode-1"]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_service_answers_while_somebody_waits_for_its_end(said: dict[str, Any]) -> None:
+    assert said["answers_meanwhile"]
+
+
+@pytest.mark.parametrize("actor", [ServiceActor, Controller])
+def test_no_method_of_an_actor_whose_calls_may_wait_is_a_coroutine(actor: type) -> None:
+    """A single one, private or not, has Ray run all calls of the actor one after another."""
+    assert inspect.getmembers(actor, predicate=inspect.iscoroutinefunction) == []
 
 
 class Frozen:
