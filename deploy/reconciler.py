@@ -298,6 +298,8 @@ class Reconciler:
         return not self._members[name].serves, index_of(name)
 
     def _may_start(self, role: Party, target: Target, desired: Desired) -> bool:
+        if role == "router" and "router" in self._members:
+            return False  # it has one name, which a router that drains still has
         staying = self._staying(role, desired)
         num_all = sum(member.role == role for member in self._members.values())
         if len(staying) < target.replicas:

@@ -43,10 +43,14 @@ LIMITS = Limits(
 class World:
     """Services as the actions make them; a test plays their fate."""
 
-    def __init__(self, limits: Limits = LIMITS, **replicas: int) -> None:
+    def __init__(
+        self, limits: Limits = LIMITS, *, has_router: bool = False, **replicas: int
+    ) -> None:
         self.limits = limits
         self.now = 1000.0
         self.desired = Desired({"prefill": Target(0, "a"), "decode": Target(0, "a")})
+        if has_router:
+            self.desired = Desired({**self.desired.targets, "router": Target(1, "router")})
         self.want(**replicas)
         self.seen: dict[str, Observed] = {}
         self.unheard: dict[str, Observed] = {}
@@ -71,7 +75,8 @@ class World:
         targets = dict(self.desired.targets)
         for role, target in targets.items():
             count = replicas.get(role, target.replicas)
-            targets[role] = Target(count, revision or target.revision)
+            changes = revision is not None and role != "router"
+            targets[role] = Target(count, revision if changes else target.revision)
         self.desired = replace(
             self.desired, targets=targets, generation=self.desired.generation + 1
         )
@@ -446,14 +451,25 @@ def test_who_is_being_killed_does_not_count_among_those_who_serve() -> None:
     assert world.names(state="ready") == {"decode-1"}
 
 
+def test_a_router_that_its_pod_sends_away_is_followed_by_another_when_its_name_is_free() -> None:
+    world = World(has_router=True, decode=1)
+    world.settle(2)
+    world.put("router", "draining")
+    assert world.act(seconds=1.0) == []
+    world.put("router", "ended")
+    assert world.act(seconds=1.0) == [Forget("router"), Start("router", "router", "router")]
+
+
 class Cluster(RuleBasedStateMachine):
-    """Any order of operators, crashes, freezes and controller restarts."""
+    """Any order of operators, ending pods, crashes, freezes and controller restarts."""
 
     max_surge = 1
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(replace(LIMITS, max_surge=self.max_surge), prefill=1, decode=2)
+        self.world = World(
+            replace(LIMITS, max_surge=self.max_surge), has_router=True, prefill=1, decode=2
+        )
 
     @rule(prefill=st.integers(0, 3), decode=st.integers(1, 4))
     def scale(self, prefill: int, decode: int) -> None:
@@ -469,6 +485,12 @@ class Cluster(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.world.names())))
         self.world.unheard.pop(name, None)
         self.world.put(name, state)
+
+    @precondition(lambda self: self.world.names(state="ready"))
+    @rule(data=st.data())
+    def its_pod_ends(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.world.names(state="ready"))))
+        self.world.put(name, "draining")
 
     @precondition(lambda self: self.world.names(state="ready"))
     @rule(data=st.data())
@@ -489,7 +511,7 @@ class Cluster(RuleBasedStateMachine):
         roles: dict[Party, Party] = {"prefill": "decode", "decode": "prefill"}
         old = world.seen[name].role
         targets = dict(world.desired.targets)
-        if name in world.desired.leaving or not targets[old].replicas:
+        if old not in roles or name in world.desired.leaving or not targets[old].replicas:
             return
         for role, by in ((old, -1), (roles[old], 1)):
             targets[role] = replace(targets[role], replicas=targets[role].replicas + by)
@@ -550,7 +572,7 @@ class Cluster(RuleBasedStateMachine):
         assert world.act() == []
 
 
-Cluster.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+Cluster.TestCase.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
 TestCluster = Cluster.TestCase
 
 
