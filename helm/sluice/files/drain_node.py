@@ -13,10 +13,11 @@ import time
 from contextlib import suppress
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 
 POLL_S = 0.5
-CALL_TIMEOUT_S = 5.0
+CALL_TIMEOUT_S = 15.0
+"""A worker under load answers late, and one that is not asked would lose its requests."""
 WAIT_END_S = 2.0
 
 
@@ -58,6 +59,8 @@ def has_ended(actor: object) -> bool:
     """Return whether the worker has finished what it had."""
     try:
         return ray.get(actor.wait_end.remote(WAIT_END_S), timeout=CALL_TIMEOUT_S) is not None
+    except (ActorUnavailableError, GetTimeoutError):
+        return False  # it is busy
     except RayError:
         return True
 
