@@ -177,12 +177,14 @@ def create_app(api: RouterAPI, keys: ApiKeys | None = None) -> FastAPI:
     app.add_exception_handler(Exception, answer_unexpected)
     handlers = _handlers(api)
     for endpoint in endpoints.ENDPOINTS:
-        app.add_api_route(
-            endpoint.path,
-            handlers[endpoint],
-            methods=[endpoint.method],
-            openapi_extra=_BODY_SCHEMAS.get(endpoint),
-        )
+        for method in endpoint.methods:
+            app.add_api_route(
+                endpoint.path,
+                handlers[endpoint],
+                methods=[method],  # the server leaves out the body of what HEAD asks for
+                openapi_extra=_BODY_SCHEMAS.get(endpoint),
+                include_in_schema=method == endpoint.method,
+            )
     return app
 
 

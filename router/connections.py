@@ -1,12 +1,14 @@
 """One connection of a client: what it may cost before the router knows what it asks for.
 
 The server's own protocol takes a head of any length, waits for it for ever, and, where a client has
-sent its next request already, does not tell the running one that the client has left.
+sent its next request already, does not tell the running one that the client has left. To HTTP/1.0,
+which proxies such as nginx speak by default, it sends chunks that only HTTP/1.1 knows.
 """
 
 import asyncio
 from typing import Final
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from router.responses import ErrorBody, Problem, to_json
@@ -75,6 +77,12 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_headers_complete()
         self._cycles = (*self._unanswered(), self.cycle)
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
+        """Run ``app`` for one request."""
+        if cycle.scope["http_version"] == "1.0":
+            app = _UnchunkedApp(app, cycle)
+        super()._start_asgi_task(cycle, app)  # pyright: ignore[reportArgumentType]
+
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, in the form of all errors."""
         self._refuse(400, msg)
@@ -108,3 +116,30 @@ class BoundedConnection(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+class _UnchunkedApp:
+    """ASGI middleware for one request: a body of no known length ends with its connection.
+
+    The server ends each connection of HTTP/1.0 after one answer, and says so in its head.
+    """
+
+    def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:
+        self._app = app
+        self._cycle = cycle
+        self._has_length = True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+
+        async def plain_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                names = {name.lower() for name, _ in message.get("headers", ())}
+                self._has_length = b"content-length" in names
+            if not self._has_length:
+                self._cycle.chunked_encoding = False
+                # The server counts down to 0 what it was promised: each part is all of it.
+                self._cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, receive, plain_send)

@@ -17,6 +17,11 @@ class Endpoint:
     """Whether it needs no API key. What probes and Prometheus ask names no worker, no request."""
 
     @property
+    def methods(self) -> tuple[str, ...]:
+        """What is answered there: what can be got, by its head alone too (RFC 9110, 9.1)."""
+        return ("GET", "HEAD") if self.method == "GET" else (self.method,)
+
+    @property
     def label(self) -> str:
         """The path without what names one thing behind it."""
         return self.path.partition("/{")[0]

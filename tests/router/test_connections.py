@@ -150,3 +150,65 @@ async def test_what_follows_a_body_is_no_header(router: RunningRouter) -> None:
         async with asyncio.timeout(10):
             answer = await reader.readuntil(b"\r\n\r\n")
     assert b"x-request-id: mine" not in answer
+
+
+@pytest.mark.parametrize("header", [b"", b"connection: keep-alive\r\n", b"connection: close\r\n"])
+async def test_a_stream_to_http_1_0_is_not_chunked_and_ends_with_its_connection(
+    router: RunningRouter, header: bytes
+) -> None:
+    """What nginx asks by default: it would take the lengths of chunks for a part of the events."""
+    await router.start_worker(say([20, 21, EOS]))
+    body = json.dumps({"model": MODEL, "prompt": "a", "stream": True}).encode()
+    head = b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n" % len(body)
+    async with connected(router) as (reader, writer):
+        writer.write(head + header + b"\r\n" + body)
+        async with asyncio.timeout(10):
+            head, _, events = (await reader.read(-1)).partition(b"\r\n\r\n")
+    fields = [line.lower() for line in head.split(b"\r\n")]
+    assert b" 200 OK" in head
+    assert b"connection: close" in fields
+    assert not [line for line in fields if line.startswith((b"transfer-enc", b"content-length"))]
+    *told, end = events.split(b"\n\n")
+    assert end == b""
+    assert len(told) > 2
+    assert all(event.startswith(b"data: ") for event in told)
+    assert told[-1] == b"data: [DONE]"
+
+
+@pytest.mark.parametrize("path", ["/health", "/nothing"])
+async def test_an_answer_of_known_length_to_http_1_0_says_it(
+    router: RunningRouter, path: str
+) -> None:
+    async with connected(router) as (reader, writer):
+        writer.write(b"GET %b HTTP/1.0\r\n\r\n" % path.encode())
+        async with asyncio.timeout(10):
+            head, _, body = (await reader.read(-1)).partition(b"\r\n\r\n")
+    assert b"content-length: %d\r\n" % len(body) in head + b"\r\n"
+    assert b"transfer-encoding" not in head
+
+
+async def test_a_client_of_http_1_0_that_leaves_ends_its_stream(router: RunningRouter) -> None:
+    async def one_token(worker: ScriptedWorker, generate: Generate) -> None:
+        worker.output(generate, (20,))
+
+    worker = await router.start_worker(one_token)
+    body = json.dumps({"model": MODEL, "prompt": "a", "stream": True}).encode()
+    async with connected(router) as (reader, writer):
+        head = b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n" % len(body)
+        writer.write(head + body)
+        async with asyncio.timeout(10):
+            await reader.readuntil(b"\n\n")
+    await worker.wait_for(lambda: len(worker.aborts) == 1)
+    await router.until_idle()
+
+
+async def test_a_stream_to_http_1_1_leaves_its_connection_open(router: RunningRouter) -> None:
+    await router.start_worker(say([20, EOS]))
+    body = json.dumps({"model": MODEL, "prompt": "a", "stream": True}).encode()
+    asked = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+    async with connected(router) as (reader, writer):
+        for _ in range(2):
+            writer.write(asked + body)
+            async with asyncio.timeout(10):
+                assert b"transfer-encoding: chunked" in await reader.readuntil(b"\r\n\r\n")
+                await reader.readuntil(b"\r\n0\r\n\r\n")
