@@ -156,7 +156,7 @@ async def test_what_follows_a_body_is_no_header(router: RunningRouter) -> None:
 async def test_a_stream_to_http_1_0_is_not_chunked_and_ends_with_its_connection(
     router: RunningRouter, header: bytes
 ) -> None:
-    """What nginx asks by default: it would take the lengths of chunks for a part of the events."""
+    """As nginx asks by default: HTTP/1.0 takes the lengths of chunks for a part of the events."""
     await router.start_worker(say([20, 21, EOS]))
     body = json.dumps({"model": MODEL, "prompt": "a", "stream": True}).encode()
     head = b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n" % len(body)
