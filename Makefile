@@ -50,7 +50,7 @@ helm-tools: setup ## Fetch helm, kubectl and a validator for the chart's tests (
 	@bash helm/get_tools.sh $(BIN)/python
 
 helm-schema: setup ## Put today's config fields into the chart's schema
-	@$(BIN)/python -m deploy.chart_schema helm/sluice/values.schema.json
+	@$(BIN)/python -m deploy.config.chart_schema helm/sluice/values.schema.json
 
 helm-lint: helm-tools ## Lint, render and validate the chart for every values file of its own
 	@$(PYTEST) tests/helm -m "not slow" -q

@@ -13,7 +13,7 @@ import msgspec
 from core.errors import ConfigError, SluiceError
 from core.ids import WorkerId
 from core.messages import Role, TierUse, WorkerLoad
-from deploy.request_trace import RequestTrace
+from deploy.trace.request import RequestTrace
 
 T = TypeVar("T")
 

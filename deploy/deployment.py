@@ -13,16 +13,16 @@ from core.errors import ConfigError, SluiceError
 from core.ids import WorkerId
 from core.messages import Role
 from deploy.api_client import ApiClient, UnreachableError
-from deploy.events import Event, EventQueue, StopRequested
+from deploy.cluster.environment import cluster_address
+from deploy.cluster.ports import claim_port
+from deploy.cluster.session import PROJECT_ROOT, RaySession, ray_session
+from deploy.cluster.stop_signals import StopSignals
 from deploy.model_source import ModelFolder, resolve_model
-from deploy.plan import DeploymentPlan
-from deploy.ports import claim_port
-from deploy.ray_environment import cluster_address
-from deploy.ray_session import PROJECT_ROOT, RaySession, ray_session
 from deploy.run_file import RunningSession, announced
-from deploy.service_names import worker_name
-from deploy.stop_signals import StopSignals
-from deploy.supervisor import Supervisor
+from deploy.supervision.events import Event, EventQueue, StopRequested
+from deploy.supervision.plan import DeploymentPlan
+from deploy.supervision.service_names import worker_name
+from deploy.supervision.supervisor import Supervisor
 from router.api_keys import read_keys
 
 PROBE_INTERVAL_S = 0.25

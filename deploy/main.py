@@ -5,7 +5,7 @@ Holds only ``main``: Ray pickles classes of ``__main__`` by value, so none may l
 
 import sys
 
-from deploy.cli import run
+from deploy.cli.commands import run
 
 
 def main() -> int:

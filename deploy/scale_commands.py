@@ -12,8 +12,8 @@ from typing import Any, get_args
 from core.config import SluiceConfig
 from core.errors import ConfigError, SluiceError
 from core.messages import Role
-from deploy.cluster_reach import cluster_started_here, joined
-from deploy.ray_environment import named_cluster, prepare_asking_environment
+from deploy.cluster.environment import named_cluster, prepare_asking_environment
+from deploy.cluster.reach import cluster_started_here, joined
 from deploy.run_file import find_session
 
 MAX_WORKERS = 10_000
@@ -97,7 +97,7 @@ def run_down(name: str, address: str | None, *, grace_s: float) -> int:
         ConfigError: there is none.
     """
     with _found(name, address) as (_, namespace):
-        from deploy.stopping import stop_all  # noqa: PLC0415 - imports Ray
+        from deploy.supervision.stopping import stop_all  # noqa: PLC0415 - imports Ray
 
         stop_all(namespace, grace_s)
     sys.stdout.write(f"{name}: stopped\n")
@@ -133,8 +133,8 @@ def _found(name: str, address: str | None) -> Generator[tuple[Any, str]]:
     session = find_session(name) if target is None else None
     prepare_asking_environment(session.token if session else None)
     # Imported after it: Ray reads the environment when it is imported.
-    from deploy.lookup import find_controller, namespace_of, services_of  # noqa: PLC0415
-    from deploy.wanted import is_stored  # noqa: PLC0415
+    from deploy.supervision.lookup import find_controller, namespace_of, services_of  # noqa: PLC0415
+    from deploy.supervision.wanted import is_stored  # noqa: PLC0415
 
     namespace = namespace_of(name)
     target = target or (session.address if session else cluster_started_here())

@@ -5,7 +5,7 @@ from rich.console import Console
 from core.config import SluiceConfig
 from core.logs import set_up_logging
 from deploy.deployment import StoppedEarly, running
-from deploy.events import StopRequested
+from deploy.supervision.events import StopRequested
 
 
 def run_serve(config: SluiceConfig) -> int:

@@ -10,14 +10,14 @@ from rich.console import Console
 from core.config import SluiceConfig
 from core.errors import ConfigError, SluiceError
 from core.logs import set_up_logging
-from deploy.config_watch import ConfigWatch
+from deploy.cluster.session import ray_session
+from deploy.cluster.stop_signals import StopSignals
+from deploy.config.watch import ConfigWatch
 from deploy.deployment import findable, plan_of, refuse_detached_in_private
-from deploy.events import EventQueue, StopRequested
 from deploy.model_source import resolve_model
-from deploy.ray_session import ray_session
-from deploy.shortage import RoomWatch
-from deploy.stop_signals import StopSignals
-from deploy.supervisor import Supervisor
+from deploy.supervision.events import EventQueue, StopRequested
+from deploy.supervision.shortage import RoomWatch
+from deploy.supervision.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import psutil
 
-from deploy.ports import claim_port
-from deploy.processes import kill_processes, with_descendants
+from deploy.cluster.ports import claim_port
+from deploy.cluster.processes import kill_processes, with_descendants
 
 ROOT = Path(__file__).parents[2]
 LOOPBACK = "127.0.0.1"

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import psutil
 
-from deploy.ports import claim_port
-from deploy.processes import kill_processes
+from deploy.cluster.ports import claim_port
+from deploy.cluster.processes import kill_processes
 from tests.chaos.network import Network, over_tcp
 from tests.deploy.ray_cluster import LOOPBACK, RayCluster
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT))
 from core.config import DeployConfig  # noqa: E402
 from core.errors import ConfigError  # noqa: E402
 from core.ids import Incarnation  # noqa: E402
-from deploy.ray_environment import prepare_ray_environment  # noqa: E402
+from deploy.cluster.environment import prepare_ray_environment  # noqa: E402
 
 CONFIG = DeployConfig(
     stop_timeout_s=7.0, progress_timeout_s=float(os.environ.get("PROGRESS_TIMEOUT_S", "60"))
@@ -26,13 +26,13 @@ prepare_ray_environment(CONFIG)
 
 from core.lifecycle import Lifecycle, Work  # noqa: E402
 from core.messages import Party  # noqa: E402
-from deploy.events import EventQueue, StopRequested  # noqa: E402
-from deploy.launch import Launch  # noqa: E402
-from deploy.placement import Bundle  # noqa: E402
-from deploy.ray_session import ray_session  # noqa: E402
-from deploy.service_names import role_of  # noqa: E402
-from deploy.stop_signals import StopSignals  # noqa: E402
-from deploy.supervisor import Supervisor  # noqa: E402
+from deploy.cluster.session import ray_session  # noqa: E402
+from deploy.cluster.stop_signals import StopSignals  # noqa: E402
+from deploy.supervision.events import EventQueue, StopRequested  # noqa: E402
+from deploy.supervision.launch import Launch  # noqa: E402
+from deploy.supervision.placement import Bundle  # noqa: E402
+from deploy.supervision.service_names import role_of  # noqa: E402
+from deploy.supervision.supervisor import Supervisor  # noqa: E402
 
 
 @dataclass(frozen=True)

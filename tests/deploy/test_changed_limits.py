@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from tests.deploy.small_deployment import CONFIG, IdlePlan
 import ray
 from core.config import DeployConfig
-from deploy.events import EventQueue, ProcessDied, ProcessStarted
-from deploy.supervisor import Supervisor
+from deploy.supervision.events import EventQueue, ProcessDied, ProcessStarted
+from deploy.supervision.supervisor import Supervisor
 
 ray.init(sys.argv[1], logging_level="ERROR", log_to_driver=False, _node_ip_address={HEAD!r})
 

@@ -14,9 +14,9 @@ import pytest
 from core.channel import DeploymentKeys
 from core.config import DeployConfig, SluiceConfig
 from core.errors import ConfigError
-from deploy.changes import EFFECTS, OF_ONE_ROLE, Effect
-from deploy.desired import Limits
-from deploy.plan import DeploymentPlan
+from deploy.supervision.changes import EFFECTS, OF_ONE_ROLE, Effect
+from deploy.supervision.desired import Limits
+from deploy.supervision.plan import DeploymentPlan
 
 ROLES = ("prefill", "decode")
 CHANGED: dict[str, Any] = {

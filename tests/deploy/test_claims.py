@@ -15,11 +15,11 @@ import json, sys, time
 from tests.deploy.small_deployment import CONFIG, IdlePlan
 import ray
 from core.errors import ConfigError
-from deploy import supervisor, wanted
-from deploy.events import EventQueue, ProcessStarted
-from deploy.lookup import find_controller, namespace_of
-from deploy.stopping import stop_all
-from deploy.supervisor import Supervisor
+from deploy.supervision import supervisor, wanted
+from deploy.supervision.events import EventQueue, ProcessStarted
+from deploy.supervision.lookup import find_controller, namespace_of
+from deploy.supervision.stopping import stop_all
+from deploy.supervision.supervisor import Supervisor
 
 ray.init(sys.argv[1], logging_level="ERROR", log_to_driver=False, _node_ip_address={HEAD!r})
 space = namespace_of(CONFIG.name)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cli import run
+from deploy.cli.commands import run
 
 EXIT_USAGE = 2
 

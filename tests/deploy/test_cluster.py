@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from deploy.api_client import ApiClient, UnreachableError, WorkerStatus
-from deploy.ports import claim_port
+from deploy.cluster.ports import claim_port
 from tests.deploy.load import Load
 from tests.deploy.ray_cluster import HEAD, LOOPBACK, RayCluster, kill, wait_until
 from tests.integration.models import VOCAB_SIZE, tiny_model

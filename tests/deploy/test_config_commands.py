@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from core.config import SluiceConfig
-from deploy.cli import run
-from deploy.config_advice import advise
-from deploy.doctor_machine import Machine
-from deploy.settings import load_settings
+from deploy.cli.commands import run
+from deploy.config.advice import advise
+from deploy.config.settings import load_settings
+from deploy.doctor.machine import Machine
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import yaml
 from pydantic import BaseModel
 
 from core.config import SluiceConfig
-from deploy.cli import run
-from deploy.config_page import reference_page
-from deploy.config_reference import FieldReference, field_at, reference
+from deploy.cli.commands import run
+from deploy.config.page import reference_page
+from deploy.config.reference import FieldReference, field_at, reference
 
 ROOT = Path(__file__).parents[2]
 FIELDS = [field for section in reference() for field in section.fields]

@@ -7,8 +7,8 @@ import pytest
 
 from core.config import SluiceConfig
 from core.errors import SluiceError
-from deploy.config_watch import ConfigWatch
-from deploy.settings import load_settings
+from deploy.config.settings import load_settings
+from deploy.config.watch import ConfigWatch
 
 
 class Deployment:

@@ -15,12 +15,12 @@ import pytest
 
 from core.config import DeployConfig, SluiceConfig
 from core.messages import DesiredWorkers, Party
-from deploy.control_loop import ControlLoop, Row
-from deploy.desired import Observed, State
-from deploy.events import Event, GaveUp, ProcessDied
-from deploy.launch import Launch
-from deploy.placement import Bundle
-from deploy.wanted import Wanted, first_wanted
+from deploy.supervision.control_loop import ControlLoop, Row
+from deploy.supervision.desired import Observed, State
+from deploy.supervision.events import Event, GaveUp, ProcessDied
+from deploy.supervision.launch import Launch
+from deploy.supervision.placement import Bundle
+from deploy.supervision.wanted import Wanted, first_wanted
 
 ANSWER_WAIT_S = 20.0
 """An answer that waits for the fleet does not come at all: the fleet stands still meanwhile."""

@@ -17,7 +17,7 @@ import yaml
 
 from core.key_files import write_keys
 from deploy.api_client import ApiClient, UnreachableError
-from deploy.ports import claim_port
+from deploy.cluster.ports import claim_port
 from tests.deploy.ray_cluster import LOOPBACK, ROOT, RayCluster, wait_until
 from tests.integration.models import tiny_model
 

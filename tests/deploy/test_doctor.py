@@ -12,19 +12,19 @@ import pytest
 
 from core.config import SluiceConfig
 from core.key_files import write_keys
-from deploy.cli import run
-from deploy.doctor_config import check_config
-from deploy.doctor_findings import Finding, worst
-from deploy.doctor_libraries import check_loaded, check_others, on_loader_path
-from deploy.doctor_machine import GIB, Machine, check_machine
-from deploy.doctor_paths import (
+from deploy.cli.commands import run
+from deploy.doctor.config import check_config
+from deploy.doctor.findings import Finding, worst
+from deploy.doctor.libraries import check_loaded, check_others, on_loader_path
+from deploy.doctor.machine import GIB, Machine, check_machine
+from deploy.doctor.paths import (
     check_environment,
     check_local_path,
     check_remote_path,
     check_transport,
 )
-from deploy.doctor_peer import Seen
-from deploy.doctor_probe import probe
+from deploy.doctor.peer import Seen
+from deploy.doctor.probe import probe
 
 LIMITS = "Limit Soft Limit Hard Limit Units\nMax locked memory  {limit}  {limit}  bytes"
 SHM = Seen(

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from deploy.cli import run
-from deploy.doctor_machine import RdmaPort
-from deploy.doctor_pair import Address, check_pair, finding_of_pair
-from deploy.doctor_peer import Seen
-from deploy.ports import claim_port
+from deploy.cli.commands import run
+from deploy.cluster.ports import claim_port
+from deploy.doctor.machine import RdmaPort
+from deploy.doctor.pair import Address, check_pair, finding_of_pair
+from deploy.doctor.peer import Seen
 from tests.chaos.network import Network, over_tcp, why_not
 
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,8 @@ from tests.deploy.ray_cluster import HEAD, ROOT, RayCluster
 
 STORE = f"""
 import sys, ray
-from deploy.wanted import Beginning, Wanted, WantedStore
-from deploy.desired import Desired
+from deploy.supervision.wanted import Beginning, Wanted, WantedStore
+from deploy.supervision.desired import Desired
 
 ray.init(sys.argv[1], logging_level="ERROR", _node_ip_address={HEAD!r})
 left = Wanted("no plan", Desired({{}}), {{"decode-0": "gone, too"}})

@@ -5,8 +5,8 @@ The failure guarded against: a driver that misses the end of a service, and wait
 
 import threading
 
-from deploy.event_log import MAX_EVENTS, EventLog
-from deploy.events import GaveUp
+from deploy.supervision.event_log import MAX_EVENTS, EventLog
+from deploy.supervision.events import GaveUp
 
 
 def numbered(*numbers: int) -> list[GaveUp]:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from core.messages import DesiredWorkers
-from deploy import fleet
-from deploy.actors import ServiceActor
-from deploy.controller import Controller
-from deploy.fleet import Fleet
+from deploy.supervision import fleet
+from deploy.supervision.actors import ServiceActor
+from deploy.supervision.controller import Controller
+from deploy.supervision.fleet import Fleet
 from tests.deploy.ray_cluster import HEAD, said_on_a_cluster
 
 PROGRAM = f"""
@@ -23,7 +23,7 @@ import json, sys, time
 from tests.deploy.small_deployment import IdlePlan
 import ray
 from core.messages import DesiredWorkers
-from deploy.fleet import Fleet
+from deploy.supervision.fleet import Fleet
 
 ray.init(sys.argv[1], logging_level="ERROR", log_to_driver=False, _node_ip_address={HEAD!r})
 wanted = DesiredWorkers(0, 0, 1)

@@ -11,7 +11,7 @@ from core.ids import WorkerId
 from core.key_files import load_keys, write_keys
 from core.lifecycle import Lifecycle
 from core.worker_context import WorkerContext
-from deploy.services import RouterService, WorkerService, keys_of
+from deploy.supervision.services import RouterService, WorkerService, keys_of
 from router.server import RouterContext
 
 

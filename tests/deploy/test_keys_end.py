@@ -18,8 +18,8 @@ DRIVER = f"""
 import sys, time
 from tests.deploy.small_deployment import IdlePlan
 import ray
-from deploy.events import EventQueue, ProcessStarted
-from deploy.supervisor import Supervisor
+from deploy.supervision.events import EventQueue, ProcessStarted
+from deploy.supervision.supervisor import Supervisor
 
 ray.init(sys.argv[1], logging_level="ERROR", log_to_driver=False, _node_ip_address={HEAD!r})
 events = EventQueue()

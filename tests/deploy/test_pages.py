@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cli import run
-from deploy.config_reference import field_at
+from deploy.cli.commands import run
+from deploy.config.reference import field_at
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("core", "blockmgr", "transfer", "engine", "ranks", "prefill", "decode", "router")

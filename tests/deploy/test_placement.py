@@ -4,7 +4,7 @@ import pytest
 
 from core.config import SluiceConfig
 from core.errors import ConfigError
-from deploy.placement import router_bundle, worker_bundle
+from deploy.supervision.placement import router_bundle, worker_bundle
 
 
 def config(**sections: dict[str, object]) -> SluiceConfig:

@@ -6,7 +6,7 @@ The failure guarded against: the first page that a newcomer reads, with a defaul
 import re
 from pathlib import Path
 
-from deploy.config_reference import field_at
+from deploy.config.reference import field_at
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.reaper import reap
+from deploy.cluster.reaper import reap
 
 SLEEPS = "import time; time.sleep(60)"
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from core.messages import Party
-from deploy.desired import (
+from deploy.supervision.desired import (
     Action,
     Desired,
     Drain,
@@ -27,7 +27,7 @@ from deploy.desired import (
     State,
     Target,
 )
-from deploy.reconciler import Reconciler, backoff_s
+from deploy.supervision.reconciler import Reconciler, backoff_s
 
 LIMITS = Limits(
     max_restarts=3,

@@ -15,7 +15,7 @@ import yaml
 
 from core.key_files import write_keys
 from deploy.api_client import ApiClient, UnreachableError
-from deploy.ports import claim_port
+from deploy.cluster.ports import claim_port
 from tests.deploy.load import Load
 from tests.deploy.ray_cluster import HEAD, LOOPBACK, ROOT, RayCluster, kill, wait_until
 from tests.integration.models import VOCAB_SIZE, tiny_model
@@ -25,7 +25,7 @@ CRASHES = f"""
 import sys, time, ray
 from ray import cloudpickle
 from ray.experimental.internal_kv import _internal_kv_put
-from deploy.wanted import MAX_STARTS, START_TIMES
+from deploy.supervision.wanted import MAX_STARTS, START_TIMES
 
 ray.init(sys.argv[1], logging_level="ERROR", log_to_driver=False, _node_ip_address={HEAD!r})
 starts = cloudpickle.dumps([time.time() + 1000] * MAX_STARTS)

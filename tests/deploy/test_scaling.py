@@ -6,8 +6,8 @@ import pytest
 
 from core.errors import ConfigError
 from core.messages import Role
-from deploy.desired import Desired, Observed, State, Target
-from deploy.scaling import check_targets, scaled
+from deploy.supervision.desired import Desired, Observed, State, Target
+from deploy.supervision.scaling import check_targets, scaled
 
 
 def desired(prefill: int, decode: int) -> Desired:

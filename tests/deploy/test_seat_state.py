@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.errors import InvalidTransitionError
-from deploy import seat_state
-from deploy.seat_state import (
+from deploy.supervision import seat_state
+from deploy.supervision.seat_state import (
     ANSWERS,
     IMPOSSIBLE,
     OVER,

@@ -6,9 +6,9 @@ import pytest
 
 from core.config import SluiceConfig
 from core.errors import ConfigError
-from deploy.config_advice import advise
-from deploy.doctor_machine import Machine
-from deploy.settings import load_settings
+from deploy.config.advice import advise
+from deploy.config.settings import load_settings
+from deploy.doctor.machine import Machine
 
 
 def test_without_file_and_arguments_the_defaults_hold() -> None:

@@ -1,6 +1,6 @@
 """A wait for room says what is asked for and what there is: soon, and not for ever."""
 
-from deploy.shortage import LOOK_S, RoomWatch, shortage
+from deploy.supervision.shortage import LOOK_S, RoomWatch, shortage
 
 
 def test_it_names_who_waits_and_only_the_resources_asked_for() -> None:

@@ -20,11 +20,11 @@ from ray import cloudpickle
 from ray.exceptions import RayError
 from ray.experimental.internal_kv import _internal_kv_put
 from core.errors import SluiceError
-from deploy import wanted
-from deploy.events import EventQueue, StopRequested
-from deploy.lookup import find_controller, namespace_of, services_of
-from deploy.stopping import stop_all
-from deploy.supervisor import Supervisor
+from deploy.supervision import wanted
+from deploy.supervision.events import EventQueue, StopRequested
+from deploy.supervision.lookup import find_controller, namespace_of, services_of
+from deploy.supervision.stopping import stop_all
+from deploy.supervision.supervisor import Supervisor
 
 ray.init(sys.argv[1], logging_level="ERROR", log_to_driver=False, _node_ip_address={HEAD!r})
 space = namespace_of(CONFIG.name)

@@ -21,10 +21,10 @@ from core.errors import SluiceError
 from core.ids import WorkerId
 from core.messages import Role, WorkerLoad
 from deploy.api_client import RouterStatus, WorkerState, WorkerStatus
-from deploy.cli import run
-from deploy.top_figures import WINDOW_S, Look, TopFigures, TopHistory
-from deploy.top_samples import Samples, quantile
-from deploy.top_view import BLOCK_CELLS, TopView, block_bar, lines_of
+from deploy.cli.commands import run
+from deploy.top.figures import WINDOW_S, Look, TopFigures, TopHistory
+from deploy.top.samples import Samples, quantile
+from deploy.top.view import BLOCK_CELLS, TopView, block_bar, lines_of
 
 STATES = ("active", "leased", "fenced", "quarantined", "cached", "free")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from core.errors import SluiceError
-from deploy.top_samples import Samples
+from deploy.top.samples import Samples
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf"])

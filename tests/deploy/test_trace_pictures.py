@@ -13,12 +13,12 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from deploy.cli import run
-from deploy.request_trace import RequestTrace, figures_of, reads_of, summary_of
-from deploy.trace_command import CONVERTER, write_png
-from deploy.trace_lanes import hops_of, lanes_of, tail_of
-from deploy.trace_svg import draw
-from deploy.trace_terminal import print_trace
+from deploy.cli.commands import run
+from deploy.trace.command import CONVERTER, write_png
+from deploy.trace.lanes import hops_of, lanes_of, tail_of
+from deploy.trace.request import RequestTrace, figures_of, reads_of, summary_of
+from deploy.trace.svg import draw
+from deploy.trace.terminal import print_trace
 
 Raw = tuple[float, str, dict[str, object]]
 

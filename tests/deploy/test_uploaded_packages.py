@@ -3,7 +3,7 @@
 import tomllib
 from pathlib import Path
 
-from deploy.ray_session import PACKAGES, PROJECT_ROOT
+from deploy.cluster.session import PACKAGES, PROJECT_ROOT
 
 
 def test_every_package_of_ours_is_sent_to_a_cluster() -> None:

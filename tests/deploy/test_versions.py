@@ -14,7 +14,7 @@ from tests.deploy.ray_cluster import ROOT
 
 PROGRAM = """
 import sys
-from deploy.actors import ServiceActor
+from deploy.supervision.actors import ServiceActor
 from tests.deploy.small_deployment import IdleService
 
 class Service(IdleService):

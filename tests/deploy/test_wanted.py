@@ -7,9 +7,9 @@ controller that crashes at once again and again for ever.
 
 import pytest
 
-from deploy import wanted
-from deploy.desired import Desired
-from deploy.wanted import (
+from deploy.supervision import wanted
+from deploy.supervision.desired import Desired
+from deploy.supervision.wanted import (
     MAX_STARTS,
     STARTS_WINDOW_S,
     Beginning,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from core.config import SluiceConfig
-from deploy.chart_schema import with_config
+from deploy.config.chart_schema import with_config
 from tests.helm.chart import (
     CHART,
     CI_VALUES,

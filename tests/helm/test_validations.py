@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from core.config import DeployConfig
-from deploy.changes import EFFECTS, Effect
+from deploy.supervision.changes import EFFECTS, Effect
 from tests.helm.chart import CHART, helm, of_kind, refusal, render
 
 RDMA = {"enabled": True}

@@ -16,7 +16,7 @@ from core.lifecycle import Lifecycle
 from core.logs import LogFormat
 from core.messages import Party
 from core.worker_context import WorkerContext
-from deploy.actors import ServiceActor
+from deploy.supervision.actors import ServiceActor
 
 if TYPE_CHECKING:
     from engine.batch import StepBatch

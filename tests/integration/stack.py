@@ -30,7 +30,7 @@ from core.lifecycle import Lifecycle
 from core.logs import set_up_logging
 from core.messages import DesiredWorkers, Party
 from core.worker_context import WorkerContext
-from deploy.ports import claim_port
+from deploy.cluster.ports import claim_port
 from tests.chaos.network import Network, Place, enter, over_tcp
 from tests.fork_server import forked_process
 

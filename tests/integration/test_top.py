@@ -19,8 +19,8 @@ import httpx
 import pytest
 
 from deploy.api_client import ApiClient
-from deploy.top import take_look
-from deploy.top_figures import TopFigures, TopHistory
+from deploy.top.command import take_look
+from deploy.top.figures import TopFigures, TopHistory
 from tests.integration.models import VOCAB_SIZE, tiny_model
 from tests.integration.requests import complete, prompt_of
 from tests.integration.stack import Stack

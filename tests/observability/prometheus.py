@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.ports import claim_port
+from deploy.cluster.ports import claim_port
 
 HOST = "127.0.0.1"
 

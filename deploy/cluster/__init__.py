@@ -1,0 +1,1 @@
+"""Ray, of its own or one that runs, with the processes and signals around it."""

@@ -1,0 +1,281 @@
+"""Makes what there is what is wanted: sees, decides and acts, while commands change what is wanted.
+
+No call into Ray is made under the lock: one that Ray answers late delays what is done about the
+services, and keeps no command and no ``sluice status`` waiting.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from core.config import DeployConfig, SluiceConfig
+from core.errors import ConfigError
+from core.messages import DesiredWorkers, Party, Role
+from deploy.supervision.desired import (
+    Action,
+    Desired,
+    Drain,
+    Forget,
+    GiveUp,
+    Kill,
+    Limits,
+    Observed,
+    Start,
+    Target,
+)
+from deploy.supervision.event_log import EventLog
+from deploy.supervision.events import Event, GaveUp, ProcessDied, ProcessStarted, ServiceEnded
+from deploy.supervision.launch import Launch, Plan
+from deploy.supervision.reconciler import Reconciler
+from deploy.supervision.scaling import check_targets, scaled
+from deploy.supervision.wanted import Wanted
+
+log = logging.getLogger(__name__)
+
+
+class Services(Protocol):
+    """What acts on the services: see ``Fleet``. Only the thread that calls ``step`` does."""
+
+    @property
+    def revisions(self) -> Mapping[str, str]:
+        """By name, of all there are."""
+        ...
+
+    def observe(self, wait_s: float, desired: DesiredWorkers) -> dict[str, Observed]:
+        """Return what is seen, after ``wait_s`` or as soon as there is news."""
+        ...
+
+    def take_events(self) -> list[Event]:
+        """Return what has happened since the last call."""
+        ...
+
+    def start(self, name: str, role: Party, revision: str, launch: Launch) -> None:
+        """Start one, or start it anew."""
+        ...
+
+    def start_waiting(self) -> None:
+        """Start those whose predecessors had their names until now."""
+        ...
+
+    def drain(self, name: str) -> None:
+        """Have it finish what it has."""
+        ...
+
+    def kill(self, name: str) -> None:
+        """End its process now."""
+        ...
+
+    def forget(self, name: str) -> None:
+        """Free its name."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One service, for people."""
+
+    name: str
+    role: str
+    state: str
+    revision: str
+
+
+def limits_of(deploy: DeployConfig) -> Limits:
+    """Return what the reconciler goes by."""
+    return Limits(
+        max_restarts=deploy.max_restarts,
+        restart_backoff_max_s=deploy.restart_backoff_max_s,
+        healthy_after_s=deploy.healthy_after_s,
+        start_timeout_s=deploy.start_timeout_s,
+        drain_timeout_s=deploy.drain_timeout_s,
+        progress_timeout_s=deploy.progress_timeout_s,
+        max_surge=deploy.max_surge,
+    )
+
+
+class ControlLoop:
+    """One thread calls ``step`` again and again; any thread calls the rest."""
+
+    def __init__(self, wanted: Wanted, services: Services, put: Callable[[Wanted], None]) -> None:
+        """Go on with ``wanted``; ``put`` keeps it for the next controller, in some time."""
+        self._services = services
+        self._put = put
+        self._events = EventLog()
+        self._reconciler = Reconciler(limits_of(wanted.plan.deploy))
+        self._acting = threading.Lock()
+        """Held while ``step`` acts. Taken before the others."""
+        self._is_halted = False
+        """Protected by the above."""
+        self._storing = threading.Lock()
+        """Held while something is stored, so that nothing older is stored after it. Taken before
+        the other."""
+        self._lock = threading.Lock()
+        """Protects the fields below. Never held for a call that may wait."""
+        self._plan, self._desired = wanted.plan, wanted.desired
+        self._revisions = dict(wanted.revisions)
+        """Of all services that may be there."""
+        self._observed: dict[str, Observed] = {}
+
+    def events(self, life: int, start: int, wait_s: float) -> tuple[int, int, list[Event]]:
+        """See ``EventLog.read``."""
+        return self._events.read(life, start, wait_s)
+
+    def services(self) -> list[Row]:
+        """Return all services as last seen."""
+        with self._lock:
+            seen = list(self._observed.values())
+        return [
+            Row(s.name, s.role, s.state, s.revision) for s in sorted(seen, key=lambda s: s.name)
+        ]
+
+    def scale(self, counts: Mapping[Role, int], roles: Mapping[str, Role]) -> str | None:
+        """Want ``counts`` of the roles, and the named workers in other roles.
+
+        Returns:
+            None once it is stored, or why it cannot be.
+        """
+        with self._lock:
+            try:
+                self._desired = scaled(
+                    self._desired, self._observed, counts, roles, self._plan.revision
+                )
+            except ConfigError as error:
+                return str(error)
+        self._want()
+        return None
+
+    def update(self, config: SluiceConfig) -> str | None:
+        """Replace all workers, few at a time, by such that run by ``config``.
+
+        Returns:
+            None once it is stored, or why it cannot be.
+        """
+        return self._rebase(config, {})
+
+    def apply(self, config: SluiceConfig) -> str | None:
+        """As ``update``, and want as many workers as ``config`` says. Without a change, no more.
+
+        Returns:
+            None once it is stored, or why it cannot be.
+        """
+        return self._rebase(
+            config, {"prefill": config.deploy.prefill, "decode": config.deploy.decode}
+        )
+
+    def _rebase(self, config: SluiceConfig, counts: Mapping[Party, int]) -> str | None:
+        with self._lock:
+            old = self._desired
+            replicas: dict[Party, int] = {
+                role: target.replicas for role, target in old.targets.items()
+            }
+            replicas |= counts
+            try:
+                plan = self._plan.updated(config)
+                targets: dict[Party, Target] = {
+                    role: Target(n, plan.revision(role)) for role, n in replicas.items()
+                }
+                check_targets(targets)
+            except ConfigError as error:
+                return str(error)
+            if (plan, targets) == (self._plan, old.targets):
+                return None
+            self._plan = plan
+            self._desired = Desired(targets, old.leaving, old.generation + 1)
+        self._want()
+        return None
+
+    def _want(self) -> None:
+        desired = self._store().desired
+        told = " ".join(f"{role}={target.replicas}" for role, target in desired.targets.items())
+        log.info("event=wanted %s leaving=%s", told, ",".join(desired.leaving) or "none")
+
+    def _store(self) -> Wanted:
+        """Store what is wanted by now, which is what the caller has put there or newer."""
+        with self._storing:
+            with self._lock:
+                wanted = Wanted(self._plan, self._desired, dict(self._revisions))
+            self._put(wanted)
+        return wanted
+
+    def halt(self) -> None:
+        """Have ``step`` do nothing more. Returns when nothing is under way."""
+        with self._acting:
+            self._is_halted = True
+
+    def step(self, wait_s: float) -> bool:
+        """See what there is, for ``wait_s`` at most, and do what is due.
+
+        Returns:
+            False, and nothing is done, after ``halt``.
+        """
+        with self._lock:
+            workers = self._desired.workers
+        observed = self._services.observe(wait_s, workers)
+        with self._acting:
+            if not self._is_halted:
+                self._act(observed)
+            return not self._is_halted
+
+    def _act(self, observed: dict[str, Observed]) -> None:
+        self._services.start_waiting()
+        with self._lock:
+            self._observed = observed
+            plan = self._plan
+            self._reconciler.limit(limits_of(plan.deploy))
+            actions = self._reconciler.decide(time.monotonic(), self._desired, observed)
+        starts = {action.name: action.revision for action in actions if isinstance(action, Start)}
+        if starts:
+            # Before they exist: a controller that dies in between looks for them by their names.
+            with self._lock:
+                self._revisions |= starts
+            self._store()
+        given_up = [event for action in actions if (event := self._carry_out(action, plan))]
+        # After the acting, which may have started anew what these events tell of.
+        self._tell([*self._services.take_events(), *given_up])
+        self._drop_what_is_over(observed)
+
+    def _carry_out(self, action: Action, plan: Plan) -> Event | None:
+        match action:
+            case Start(name, role, revision):
+                log.info("event=start service=%s revision=%s", name, revision)
+                self._services.start(name, role, revision, plan.launch(role, name))
+            case Drain(name):
+                log.info("event=drain service=%s", name)
+                self._services.drain(name)
+            case Kill(name, reason):
+                log.warning("event=kill service=%s reason=%s", name, reason)
+                self._services.kill(name)
+            case Forget(name):
+                log.info("event=over service=%s", name)
+                self._services.forget(name)
+            case GiveUp(name, reason):
+                return GaveUp(name, reason)
+        return None
+
+    def _tell(self, events: Sequence[Event]) -> None:
+        for event in events:
+            match event:
+                case ProcessDied(name, reason):
+                    log.warning("event=died service=%s reason=%s", name, reason)
+                case ProcessStarted(name, identity):
+                    log.info("event=up service=%s pid=%d", name, identity.pid)
+                case GaveUp(name, reason):
+                    log.error("event=stays_down service=%s reason=%s", name, reason)
+                case ServiceEnded(name, error) if error is not None:
+                    log.error("event=refused service=%s reason=%s", name, error)
+                case _:
+                    pass
+        self._events.append(events)
+
+    def _drop_what_is_over(self, observed: Mapping[str, Observed]) -> None:
+        revisions = dict(self._services.revisions)
+        with self._lock:
+            leaving = {n: r for n, r in self._desired.leaving.items() if n in observed}
+            if (leaving, revisions) == (self._desired.leaving, self._revisions):
+                return
+            self._desired = replace(self._desired, leaving=leaving)
+            self._revisions = revisions
+        self._store()

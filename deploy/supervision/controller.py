@@ -1,0 +1,100 @@
+"""The controller of a deployment: an actor that keeps what there is as it is wanted.
+
+It touches no traffic. When its process dies, Ray starts it anew; it reads what is wanted, and who
+was started, from Ray's internal key-value store, finds the services by name, and goes on.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from core.config import SluiceConfig
+from core.logs import set_up_logging
+from core.messages import Role
+from core.parent import die_with_parent
+from deploy.supervision.control_loop import ControlLoop, Row
+from deploy.supervision.events import Event
+from deploy.supervision.fleet import Fleet
+from deploy.supervision.sentinel import outlive_not
+from deploy.supervision.wanted import Beginning, WantedStore
+
+log = logging.getLogger(__name__)
+
+NAME = "controller"
+TICK_S = 1.0
+EXIT_CRASHED = 1
+
+
+class Controller:
+    """The actor around a ``ControlLoop``. One thread acts; Ray's calls change what is wanted."""
+
+    def __init__(
+        self,
+        namespace: str,
+        sentinel: ActorHandle[Any] | None,
+        beginning: Beginning,
+    ) -> None:
+        die_with_parent()
+        own_id = ray.get_runtime_context().get_actor_id()
+        self._store = WantedStore(namespace, beginning, own_id)
+        wanted = self._store.begin()
+        self._store.count_start()
+        plan = wanted.plan
+        set_up_logging(plan.log_level, worker=NAME, role="deploy", log_format=plan.log_format)
+        fleet = Fleet(namespace, sentinel)
+        fleet.adopt(wanted.revisions)
+        self._loop = ControlLoop(wanted, fleet, self._store.put)
+        if sentinel is not None:
+            outlive_not(sentinel, self._end)
+        threading.Thread(target=self._run, name=NAME, daemon=True).start()
+
+    def __repr__(self) -> str:
+        return NAME
+
+    def events(self, life: int, start: int, wait_s: float) -> tuple[int, int, list[Event]]:
+        """See ``ControlLoop``, as for all below."""
+        return self._loop.events(life, start, wait_s)
+
+    def services(self) -> list[Row]:
+        """Return all services as last seen."""
+        return self._loop.services()
+
+    def scale(self, counts: Mapping[Role, int], roles: Mapping[str, Role]) -> str | None:
+        """Want other numbers of workers, or workers in other roles."""
+        return self._loop.scale(counts, roles)
+
+    def update(self, config: SluiceConfig) -> str | None:
+        """Replace all workers, few at a time, by such that run by ``config``."""
+        return self._loop.update(config)
+
+    def apply(self, config: SluiceConfig) -> str | None:
+        """As ``update``, and want as many workers as ``config`` says."""
+        return self._loop.apply(config)
+
+    def halt(self) -> None:
+        """Do nothing more. Returns when nothing is under way: what was started by then is all."""
+        self._loop.halt()
+
+    def _run(self) -> None:
+        try:
+            self._loop.step(0.0)  # nobody may be there yet who could have news
+            while self._loop.step(TICK_S):
+                pass
+        except BaseException:
+            log.exception("event=crashed service=%s", NAME)
+            logging.shutdown()
+            os._exit(EXIT_CRASHED)  # a thread's end would leave an actor that only seems to be one
+
+    def _end(self) -> None:
+        """For good, though Ray is told to start it anew after a death. No key stays behind."""
+        self._store.wipe()
+        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+
+# Threads: one blocked in ``events`` per watching driver, one for each short call.
+RemoteController = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=8)(Controller)

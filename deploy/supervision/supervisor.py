@@ -1,0 +1,267 @@
+"""The driver's side of a deployment: starts its controller, tells what happens, and stops all."""
+
+import logging
+import threading
+from queue import Empty
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import ActorUnavailableError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from core.config import SluiceConfig
+from core.errors import ConfigError, SluiceError
+from deploy.cluster.bounded import run_bounded
+from deploy.supervision import controller, wanted
+from deploy.supervision.control_loop import Row
+from deploy.supervision.controller import RemoteController
+from deploy.supervision.events import Event, EventQueue, GaveUp, ServiceEnded, StopRequested
+from deploy.supervision.launch import Plan
+from deploy.supervision.lookup import find, find_controller, namespace_of, services_of
+from deploy.supervision.sentinel import RemoteSentinel
+from deploy.supervision.service_names import role_of
+from deploy.supervision.shortage import shortage
+from deploy.supervision.stopping import last_line, stop_all
+from deploy.supervision.wanted import Beginning, first_wanted
+
+log = logging.getLogger(__name__)
+
+KILL_RESERVE_S = 5.0
+"""Of the stop timeout: for killing what did not stop, and for ending Ray."""
+REMOVE_TIMEOUT_S = 2.0
+"""Beyond the rest of the stop timeout: for killing what is left by then."""
+RECALL_TIMEOUT_S = 1.0
+EVENTS_WAIT_S = 5.0
+STOP_LOOK_S = 0.2
+CALL_TIMEOUT_S = 5.0
+LEFT_BEHIND_WAIT_S = 5.0
+"""For the services of an earlier deployment to end with it."""
+
+
+class Supervisor:
+    """One deployment, from start to stop.
+
+    All that happens to it arrives in ``events``: a thread that waits for the controller puts them
+    there; all else is done by the thread that calls the methods.
+    """
+
+    def __init__(self, plan: Plan, events: EventQueue, *, private: bool) -> None:
+        self._plan = plan
+        self._events = events
+        self._private = private
+        self._namespace = namespace_of(plan.deploy.name)
+        self._controller: Any = None
+        self._sentinel: ActorHandle[Any] | None = None
+        self._stopping = threading.Event()
+        self._listener: threading.Thread | None = None
+        self.is_ready = False
+        """A config that a service refuses ends a deployment that has never been ready."""
+
+    def resume(self) -> bool:
+        """Take over a detached deployment of this name, and return whether there is one.
+
+        One whose controller is gone for good gets a new one.
+        """
+        self._controller = find_controller(self._namespace)
+        is_orphaned = self._controller is None and wanted.is_stored(self._namespace)
+        if is_orphaned and not self._claim(Beginning(None)):
+            self._controller = find_controller(self._namespace)
+        if self._controller is not None:
+            self._hear()
+        return self._controller is not None
+
+    def start(self) -> None:
+        """Start the controller, which starts all else; returns before anything is ready.
+
+        Raises:
+            ConfigError: a deployment of this name runs on the cluster already, or its services do
+                though its controller is gone.
+        """
+        name = self._plan.deploy.name
+        if not self._private and self._plan.deploy.lifetime == "job":
+            # Where the driver is: what ends that machine ends the driver, too.
+            self._sentinel = RemoteSentinel.options(scheduling_strategy=_here(soft=False)).remote()
+        taken = ConfigError(
+            f"deploy.name={name!r}: a deployment of this name runs on this cluster; stop it with "
+            f"sluice down --name {name}, or give another name"
+        )
+        if find_controller(self._namespace) is not None:
+            raise taken
+        left = _left_behind(self._namespace)
+        # Looked for again: they may be those of a start that was faster, which the claim tells.
+        if left and find_controller(self._namespace) is None:
+            raise ConfigError(
+                f"deploy.name={name!r}: {', '.join(left)} of an earlier deployment still run, "
+                f"without a controller; run sluice down --name {name} first"
+            )
+        if not self._claim(Beginning(first_wanted(self._plan))):
+            raise taken
+        self._hear()
+
+    def _claim(self, beginning: Beginning) -> bool:
+        """Start the controller; return False if another start has taken its name meanwhile."""
+        try:
+            self._controller = RemoteController.options(
+                name=controller.NAME,
+                namespace=self._namespace,
+                runtime_env={"env_vars": dict(self._plan.environment)},
+                lifetime="detached",
+                # Beside the router: on a host that is cut off it would take all others for dead.
+                scheduling_strategy=_here(soft=True),
+                memory=1,  # Ray places anywhere what asks for nothing, whatever it is told
+            ).remote(self._namespace, self._sentinel, beginning)
+        except ValueError:
+            log.debug("event=name_taken namespace=%s", self._namespace)
+            return False
+        return True
+
+    def _hear(self) -> None:
+        self._listener = threading.Thread(
+            target=self._listen, name="controller-events", daemon=True
+        )
+        self._listener.start()
+
+    def _listen(self) -> None:
+        life, start = 0, 0
+        while not self._stopping.is_set():
+            try:
+                call = self._controller.events.remote(life, start, EVENTS_WAIT_S)
+                while not ray.wait([call], timeout=STOP_LOOK_S)[0]:
+                    if self._stopping.is_set():
+                        return
+                life, start, events = ray.get(call)
+            except ActorUnavailableError as error:
+                log.debug("event=controller_away reason=%s", error)
+                self._stopping.wait(1.0)
+                continue
+            except RayError as error:
+                # Ray starts it anew after any death but one in its constructor.
+                if not self._stopping.is_set():
+                    self._events.put(self._end_of_controller(error))
+                return
+            for event in events:
+                self._events.put(event)
+
+    def _end_of_controller(self, error: RayError) -> Event:
+        """Tell an end that ``sluice down`` has brought about from one that nobody asked for."""
+        asked_for: list[bool] = []
+        controller_id = self._controller._actor_id.hex()  # noqa: SLF001 - no public name
+
+        def look() -> None:
+            asked_for.append(wanted.is_forbidden(self._namespace, controller_id))
+
+        try:
+            run_bounded(look, timeout_s=RECALL_TIMEOUT_S)
+        except Exception as unknown:  # noqa: BLE001 - the end must be told, whatever Ray does
+            log.debug("event=not_recalled reason=%s", unknown)
+        if any(asked_for):
+            log.info("event=stopped_by_command name=%s", self._plan.deploy.name)
+            return StopRequested()
+        return GaveUp(controller.NAME, last_line(error))
+
+    def next_event(self, timeout_s: float | None = None) -> Event | None:
+        """Return the next event, followed up; None after ``timeout_s`` without one.
+
+        Raises:
+            ConfigError: a service met an error that no restart can mend.
+            SluiceError: the router is gone for good.
+        """
+        try:
+            event = self._events.get(timeout=timeout_s)
+        except Empty:
+            return None
+        self._follow_up(event)
+        return event
+
+    def _follow_up(self, event: Event) -> None:
+        match event:
+            case ServiceEnded(name, str(error)) if not self.is_ready:
+                raise ConfigError(f"{name}: {error}")
+            case GaveUp("router" | controller.NAME as name, reason):
+                raise SluiceError(f"{name} stays down: {reason}")
+            case GaveUp(name, reason) if not self.is_ready:
+                raise SluiceError(f"{name} stays down: {reason}")
+            case _:
+                pass
+
+    def apply(self, config: SluiceConfig) -> str | None:
+        """Have the deployment run by ``config``, its numbers of workers too.
+
+        Returns:
+            None, or why it cannot be.
+
+        Raises:
+            SluiceError: the controller does not answer.
+        """
+        try:
+            return ray.get(self._controller.apply.remote(config), timeout=CALL_TIMEOUT_S)
+        except RayError as error:
+            raise SluiceError("the controller does not answer") from error
+
+    def services(self) -> list[Row]:
+        """Return all services as the controller last saw them; none while it does not answer."""
+        try:
+            return ray.get(self._controller.services.remote(), timeout=CALL_TIMEOUT_S)
+        except RayError:
+            return []
+
+    def waits(self) -> str | None:
+        """Return in one line what the services that Ray has not placed ask for; None: all are."""
+        asked = {
+            row.name: self._plan.launch(role_of(row.name), row.name).bundle.resources
+            for row in self.services()
+            if row.state == "pending"
+        }
+        asked = {name: room for name, room in asked.items() if any(room.values())}
+        if self._private or not asked:
+            return None
+        return shortage(asked, ray.cluster_resources(), ray.available_resources())
+
+    def leave(self) -> None:
+        """Listen no more; all goes on."""
+        self._stopping.set()
+        if self._listener is not None:
+            # A call into Ray while it is shut down would end this process by a signal.
+            self._listener.join(CALL_TIMEOUT_S)
+
+    def stop(self) -> None:
+        """Stop all services, the unwilling ones by SIGKILL. Never raises for a dead actor."""
+        self._stopping.set()
+        if self._controller is not None:
+            grace_s = self._stop_timeout_s() - KILL_RESERVE_S
+            if not run_bounded(
+                lambda: stop_all(self._namespace, grace_s, of=self._controller),
+                timeout_s=grace_s + REMOVE_TIMEOUT_S,
+            ):
+                log.warning("Ray does not answer; what it has started is killed with it")
+        if self._sentinel is not None:
+            ray.kill(self._sentinel)
+
+    def _stop_timeout_s(self) -> float:
+        """Return it as it is by now: an update may have changed it."""
+        stored: list[float] = []
+
+        def recall() -> None:
+            if (found := wanted.recall(self._namespace)) is not None:
+                stored.append(found.plan.deploy.stop_timeout_s)
+
+        run_bounded(recall, timeout_s=RECALL_TIMEOUT_S)
+        return stored[0] if stored else self._plan.deploy.stop_timeout_s
+
+
+def _here(*, soft: bool) -> NodeAffinitySchedulingStrategy:
+    """Place an actor on this machine; ``soft``: on another one where this one is gone."""
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=soft)
+
+
+def _left_behind(namespace: str) -> list[str]:
+    """Return the services in ``namespace`` that still run, though there is no controller.
+
+    Those of a job whose driver has just ended are ending, too: they are given a moment.
+    """
+    services = services_of(namespace)
+    ends = [service.wait_end.remote(LEFT_BEHIND_WAIT_S) for service in services.values()]
+    if ends:
+        ray.wait(ends, num_returns=len(ends), timeout=LEFT_BEHIND_WAIT_S, fetch_local=False)
+    return [name for name in services if find(name, namespace) is not None]

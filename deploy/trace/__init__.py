@@ -1,0 +1,1 @@
+"""One request in time: lanes, as a picture or in the terminal."""
