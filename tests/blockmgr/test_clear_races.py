@@ -13,7 +13,7 @@ import pytest
 from blockmgr.block_manager import BlockManager
 from blockmgr.receive_target import ReceiveTarget
 from core.ids import BlockId, OperationId, StepSeq
-from tests.blockmgr.test_fuzz import ClearsReceived
+from tests.blockmgr.unguarded import ClearsReceived
 from tests.blockmgr.words import admit_new, ids_of, layout_of
 from tests.interleaving import every_schedule
 

@@ -6,7 +6,7 @@ import pytest
 
 from core.kv_layout import KVGroup, LayerSpec, group_layers
 from tests.blockmgr.conftest import MakeManager
-from tests.blockmgr.test_fuzz import run
+from tests.blockmgr.random_lives import run
 from tests.blockmgr.words import admit_with_hit, ids_of, owner_of
 from tests.blockmgr.world import World
 

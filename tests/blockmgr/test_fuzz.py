@@ -6,22 +6,25 @@ while something that was under way at its release may still touch it: neither sh
 race, nor longer, which is a leak. ``World`` is the oracle.
 """
 
-import contextlib
 import random
-from collections.abc import Iterable, Sequence
 
-import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from blockmgr.block_manager import BlockManager
-from blockmgr.free_queue import BlockIds
-from blockmgr.holding import Holding
-from blockmgr.receive_target import ReceiveTarget
-from core.errors import DoubleReleaseError, InternalError
-from core.ids import BlockId, Generation, OperationId, Owner, StepSeq
+from core.errors import InternalError
+from tests.blockmgr.random_lives import run
+from tests.blockmgr.unguarded import (
+    CancelIsTerminal,
+    ClearsReceived,
+    FenceByFirstStep,
+    FirstEndIsTerminal,
+    PrunesTooFar,
+    SharesUnsettled,
+    WithoutStepFence,
+)
 from tests.blockmgr.world import World
 
 PICK = st.integers(0, 11)
@@ -75,32 +78,6 @@ TestWorld.settings = settings(
 )
 
 
-def run(world: World, rng: random.Random, num_events: int, *, recount_every: int = 1) -> None:
-    """Let ``num_events`` random events happen, with the proportions of a busy worker."""
-    events = {
-        lambda: world.admit(rng.randrange(20), rng.randint(1, 10), local=rng.random() < 0.6): 5,
-        lambda: world.dispatch(rng.getrandbits(24)): 8,
-        world.execute: 8,
-        lambda: world.complete(rng.randrange(3)): 8,
-        lambda: world.release(rng.randrange(12)): 1.5,
-        lambda: world.preempt(rng.randrange(12)): 0.5,
-        lambda: world.fail_read(rng.randrange(12)): 0.5,
-        lambda: world.begin_receive(rng.randrange(12), rng.randint(1, 5)): 4,
-        lambda: world.join_receive(rng.randrange(12)): 3,
-        lambda: world.land(rng.randrange(12)): 4,
-        lambda: world.end_read(rng.randrange(12)): 4,
-        lambda: world.begin_copy(rng.randrange(12)): 1,
-        lambda: world.end_copy(rng.randrange(12)): 2,
-        lambda: world.lease(rng.randrange(12)): 0.4,
-        world.reset_cache: 0.1,
-    }
-    chosen = rng.choices(list(events), weights=list(events.values()), k=num_events)
-    for number, event in enumerate(chosen):
-        event()
-        world.check(recount=number % recount_every == 0)
-    world.finish()
-
-
 def run_seeds(kind: type[BlockManager], seeds: range) -> list[World]:
     worlds = [World(kind) for _ in seeds]
     for seed, world in zip(seeds, worlds, strict=True):
@@ -114,94 +91,6 @@ def test_j01_random_lives_keep_every_promise() -> None:
     # The events must have reached what they are to test
     for name in ("evictions", "hit_tokens", "pruned_blocks", "deferred_releases"):
         assert sum(getattr(stats, name) for stats in counters) > 50, name
-
-
-# The guards switched off: the fuzz must notice each
-
-
-class WithoutStepFence(BlockManager):
-    """Released blocks are reused while a step is in flight."""
-
-    def _let_go(self, holding: Holding, block_ids: BlockIds) -> None:
-        self._fences = False
-        super()._let_go(holding, block_ids)
-
-
-class FenceByFirstStep(BlockManager):
-    """The first completed step of a request counts for all of its steps."""
-
-    def _let_go(self, holding: Holding, block_ids: BlockIds) -> None:
-        steps, holding.steps_in_flight = holding.steps_in_flight, holding.steps_in_flight[:1]
-        super()._let_go(holding, block_ids)
-        holding.steps_in_flight = steps
-
-
-class CancelIsTerminal(BlockManager):
-    """A released owner's reads count as over."""
-
-    def release(self, owner: Owner) -> None:
-        for operation, pending in self._operations.items():
-            if pending.holding.owner == owner:
-                super().end_operation(operation)
-        super().release(owner)
-
-    def end_operation(self, operation: OperationId) -> None:
-        if self._operations.get(operation) is not None:
-            super().end_operation(operation)
-
-
-class ClearsReceived(BlockManager):
-    """Blocks that a read fills are cleared like all others."""
-
-    def begin_receive(
-        self, owner: Owner, targets: Sequence[ReceiveTarget], operation: OperationId
-    ) -> list[list[tuple[BlockId, Generation]]]:
-        placed = super().begin_receive(owner, targets, operation)
-        for part in placed:
-            received = np.array([at for at, _ in part], dtype=np.int32)
-            self._zero_list.add(received, self._holdings[owner])
-        return placed
-
-    def check_invariants(self) -> None:
-        """Leave it to the bytes to show the damage."""
-
-
-class PrunesTooFar(BlockManager):
-    """Tokens in flight count as settled where the window is pruned."""
-
-    def settle(self, owner: Owner, num_tokens: int) -> None:
-        super().settle(owner, num_tokens)
-        holding = self._held(owner)
-        for table in holding.tables:
-            pruned = table.prune(num_tokens + 2)
-            if len(pruned):
-                self._let_go(holding, pruned)
-
-
-class SharesUnsettled(BlockManager):
-    """Blocks can be hit before the step that writes them has completed."""
-
-    def dispatch_step(self, owners: Iterable[Owner]) -> StepSeq:
-        owners = list(owners)
-        for owner in owners:
-            holding = self._held(owner)
-            known = 0 if holding.tokens is None else holding.tokens.num_blocks
-            self._allocator.offer(holding, min(known, holding.num_covered_blocks))
-        return super().dispatch_step(owners)
-
-
-class FirstEndIsTerminal(BlockManager):
-    """A block that two reads fill is free of both when one has ended."""
-
-    def _join_receive(self, holding: Holding, block_ids: BlockIds, *, num_new: int) -> None:
-        """Count no second read."""
-
-    def end_operation(self, operation: OperationId) -> None:
-        with contextlib.suppress(DoubleReleaseError):
-            super().end_operation(operation)
-
-    def check_invariants(self) -> None:
-        """Leave it to the states and bytes to show the damage."""
 
 
 @pytest.mark.parametrize(

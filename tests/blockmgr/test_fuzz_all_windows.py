@@ -5,7 +5,7 @@ import random
 import pytest
 
 from core.kv_layout import KVGroup
-from tests.blockmgr.test_fuzz import run
+from tests.blockmgr.random_lives import run
 from tests.blockmgr.world import World
 
 ALL_WINDOWS = (

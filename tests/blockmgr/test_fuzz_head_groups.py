@@ -5,7 +5,7 @@ import random
 import pytest
 
 from core.kv_layout import HeadWindow, KVGroup, LayerSpec, group_layers
-from tests.blockmgr.test_fuzz import run
+from tests.blockmgr.random_lives import run
 from tests.blockmgr.world import World
 
 

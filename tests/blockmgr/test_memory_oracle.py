@@ -14,7 +14,8 @@ import pytest
 from blockmgr.block_manager import BlockManager
 from core.errors import InternalError
 from core.ids import BlockId, Generation, OperationId, Owner
-from tests.blockmgr.test_fuzz import WithoutStepFence, run
+from tests.blockmgr.random_lives import run
+from tests.blockmgr.unguarded import WithoutStepFence
 from tests.blockmgr.world import BLOCK_SIZE, NUM_BLOCKS, Cell, Life, Step, World
 
 

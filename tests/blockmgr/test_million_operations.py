@@ -12,8 +12,8 @@ from multiprocessing import get_context
 import pytest
 
 from core.kv_layout import KVGroup
-from tests.blockmgr.test_fuzz import run
-from tests.blockmgr.test_tier_fuzz import live
+from tests.blockmgr.random_lives import run
+from tests.blockmgr.tier_lives import live
 from tests.blockmgr.world import GROUPS, World
 
 NUM_WORLDS = 400

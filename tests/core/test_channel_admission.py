@@ -4,27 +4,19 @@ Otherwise a stranger drives a worker, or learns from a Welcome where its memory 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
 from core.channel import (
     ChannelKeys,
-    ClientChannel,
-    ClientId,
     ClientLost,
     DeploymentKeys,
-    ServerChannel,
 )
 from core.channel_keys import ADMITTED_BY, PARTIES, KeyPair, PublicKey
 from core.errors import PeerLostError
-from core.ids import Attempt, Incarnation, RequestId, WorkerId
-from core.messages import Abort, Hello, Party, PoolEndpoint, Welcome
-
-ABORT = Abort(RequestId("r"), Attempt(1))
-POOL = PoolEndpoint(transport="ucx", metadata=b"where", base_address=4096, nbytes=4096)
+from core.messages import Party
+from tests.core.door import ABORT, POOL, channel, open_door
 
 
 @dataclass
@@ -35,51 +27,6 @@ class MutableKeys:
 
     def of(self, party: Party) -> tuple[PublicKey, ...]:
         return self.keys[party]
-
-
-@dataclass
-class Door:
-    """A server that tells what got in."""
-
-    server: ServerChannel
-    hellos: list[Hello] = field(default_factory=list[Hello])
-    events: list[tuple[ClientId, object]] = field(default_factory=list[tuple[ClientId, object]])
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(10):
-            while True:
-                if condition():
-                    return
-                await asyncio.sleep(0.01)
-
-
-@asynccontextmanager
-async def open_door(keys: ChannelKeys, *, silence_s: float = 5.0) -> AsyncIterator[Door]:
-    def welcome(_client: ClientId, hello: Hello) -> Welcome:
-        door.hellos.append(hello)
-        return Welcome(WorkerId("W"), Incarnation("s"), pools=(POOL,))
-
-    async def serve() -> None:
-        while True:
-            door.events.append(await server.receive())
-
-    server = ServerChannel(
-        host="127.0.0.1",
-        keys=keys,
-        incarnation=Incarnation("s"),
-        welcome=welcome,
-        silence_s=silence_s,
-    )
-    door = Door(server)
-    serving = asyncio.create_task(serve())
-    yield door
-    serving.cancel()
-    server.close()
-
-
-def channel(door: Door, keys: ChannelKeys, server: Party, name: str = "c") -> ClientChannel:
-    hello = Hello(name=name, incarnation=Incarnation(f"of-{name}"))
-    return ClientChannel(door.server.address, keys=keys, server=server, hello=hello)
 
 
 @pytest.mark.parametrize("server", PARTIES)

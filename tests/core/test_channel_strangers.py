@@ -16,7 +16,7 @@ import zmq.asyncio
 from core.channel import ChannelKeys, ClientChannel, ClientLost, DeploymentKeys
 from core.ids import Attempt, Incarnation, RequestId
 from core.messages import Abort, Hello, encode
-from tests.core.test_channel_admission import ABORT, Door, channel, open_door
+from tests.core.door import ABORT, Door, channel, open_door
 
 KEYS = DeploymentKeys.generate()
 ROUTER, DECODE = KEYS.of("router"), KEYS.of("decode")

@@ -30,9 +30,9 @@ from engine.plan import ForwardPlan
 from engine.rank_group import RankGroup, RankPlace
 from engine.runner import ModelRunner
 from engine.tensor_parallel import RowwiseLinear, shard_model
+from tests.engine.mixed_batches import expected_logits, random_sequences, run_in_parts
 from tests.engine.rank_threads import load_ranks, on_all_ranks
-from tests.engine.test_forward_parity import expected_logits, random_sequences, run_in_parts
-from tests.engine.test_runner import GREEDY, SEEDED, batches, generated, ids, prompts, run, text
+from tests.engine.texts import GREEDY, SEEDED, batches, generated, ids, prompts, run, text
 from tests.engine.tiny_models import make_tiny_model
 
 SPLIT_FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "mistral")

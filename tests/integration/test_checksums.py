@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.models import VOCAB_SIZE, tiny_model
+from tests.integration.parity import FLOAT32, assert_same, run
 from tests.integration.requests import generate_reference, prompt_of
 from tests.integration.stack import Stack
-from tests.integration.test_parity import FLOAT32, assert_same, run
 
 pytestmark = [pytest.mark.ucx, pytest.mark.timeout(300)]
 

@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from tests.integration.models import VOCAB_SIZE, tiny_model
+from tests.integration.parity import FLOAT32, assert_same, run
 from tests.integration.requests import complete, generate_reference, prompt_of
 from tests.integration.stack import Stack
-from tests.integration.test_parity import FLOAT32, assert_same, run
 
 pytestmark = [pytest.mark.ucx, pytest.mark.timeout(300)]
 

@@ -5,15 +5,13 @@ when something is computed and where it lies, never what comes out. Everything h
 tokens of one request in the blocks of another would show.
 """
 
-import asyncio
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.integration.models import VOCAB_SIZE, tiny_model
-from tests.integration.requests import complete_all, generate_reference, prompt_of
+from tests.integration.parity import FLOAT32, assert_same, run
+from tests.integration.requests import generate_reference, prompt_of
 from tests.integration.stack import Stack
 
 pytestmark = [pytest.mark.ucx, pytest.mark.timeout(600)]
@@ -28,23 +26,6 @@ FAMILIES = [
     "gpt_oss",
     *(pytest.param(family, marks=pytest.mark.slow) for family in ("qwen3", "mistral", "gemma2")),
 ]
-FLOAT32 = {"dtype": "float32"}
-
-
-def assert_same(
-    answers: Sequence[dict[str, Any]], expected: Sequence[list[int]], prompts: Sequence[list[int]]
-) -> None:
-    for answer, tokens, prompt in zip(answers, expected, prompts, strict=True):
-        choice = answer["choices"][0]
-        assert choice["token_ids"] == tokens, (len(prompt), answer["sluice"])
-
-
-def run(stack: Stack, prompts: Sequence[list[int]], num_tokens: int) -> list[dict[str, Any]]:
-    return asyncio.run(
-        complete_all(
-            stack.url, prompts, max_tokens=num_tokens, ignore_eos=True, return_token_ids=True
-        )
-    )
 
 
 @pytest.mark.slow

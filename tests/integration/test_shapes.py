@@ -19,9 +19,9 @@ from engine.kv_conversion import KVConverter
 from engine.loading import load_model
 from engine.plan import build_plan
 from tests.integration.models import VOCAB_SIZE, tiny_model
+from tests.integration.parity import FLOAT32, assert_same, run
 from tests.integration.requests import generate_reference, prompt_of
 from tests.integration.stack import Stack
-from tests.integration.test_parity import FLOAT32, assert_same, run
 
 pytestmark = [pytest.mark.ucx, pytest.mark.timeout(600)]
 

@@ -18,9 +18,9 @@ from tests.engine.tiny_models import WINDOW
 from tests.integration.gemma_wheels import gemma3_270m
 from tests.integration.head_windows import generate_dense, layout_of
 from tests.integration.models import VOCAB_SIZE, tiny_model
+from tests.integration.parity import FLOAT32, assert_same, run
 from tests.integration.requests import generate_reference, prompt_of
 from tests.integration.stack import Stack
-from tests.integration.test_parity import FLOAT32, assert_same, run
 
 pytestmark = [pytest.mark.ucx, pytest.mark.timeout(600)]
 

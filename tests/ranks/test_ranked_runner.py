@@ -6,7 +6,7 @@ The followers here are sockets that the test answers for, the leader's own runne
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -16,32 +16,9 @@ from engine.batch import StepBatch, StepOutput
 from ranks.frames import receive_frame, send_frame
 from ranks.messages import StepDone
 from ranks.ranked_runner import RankedRunner
+from tests.ranks.scripted_runner import OUTPUT, ScriptedRunner
 
 BATCH = StepBatch(step=StepSeq(7), openings=(), sequences=(), layer_marks=(1, 3))
-OUTPUT = StepOutput(step=StepSeq(7), tokens=(), duration_s=0.0)
-
-
-@dataclass
-class ScriptedStep:
-    step: StepSeq
-
-    def wait(self) -> StepOutput:
-        return replace(OUTPUT, step=self.step)
-
-
-@dataclass
-class ScriptedRunner:
-    is_asynchronous: bool = False
-    marks: list[int] = field(default_factory=list)
-    is_drained: bool = False
-
-    def launch(self, batch: StepBatch, on_layers: Callable[[int], None]) -> ScriptedStep:
-        for mark in batch.layer_marks:
-            on_layers(mark)
-        return ScriptedStep(batch.step)
-
-    def drain(self) -> None:
-        self.is_drained = True
 
 
 @dataclass(frozen=True)

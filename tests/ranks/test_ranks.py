@@ -20,9 +20,9 @@ from transformers import AutoModelForCausalLM
 from core.errors import ConfigError, InternalError, StepFailedError
 from engine.batch import StepBatch, StepOutput
 from ranks.ranked_runner import RankedRunner
-from tests.engine.test_runner import GREEDY, NUM_TOKENS, batches, generated, text
+from tests.engine.texts import GREEDY, NUM_TOKENS, batches, generated, text
 from tests.engine.tiny_models import make_tiny_model
-from tests.ranks.test_ranked_runner import ScriptedRunner
+from tests.ranks.scripted_runner import ScriptedRunner
 from tests.ranks.worker_ranks import DEADLINE_S, Steps, followers, started
 
 ROOT = Path(__file__).parents[2]
