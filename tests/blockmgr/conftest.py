@@ -1,4 +1,4 @@
-"""Block managers that are validated at the end of every test."""
+"""Block managers, alone and under tiers, that are validated at the end of every test."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,9 +7,11 @@ import pytest
 
 from blockmgr.block_manager import BlockManager
 from core.kv_layout import KVGroup
+from tests.blockmgr.tier_world import TierWorld
 from tests.blockmgr.words import layout_of
 
 MakeManager = Callable[..., BlockManager]
+MakeWorld = Callable[..., TierWorld]
 
 
 @pytest.fixture
@@ -32,3 +34,17 @@ def make_manager() -> Iterator[MakeManager]:
     yield make
     for blocks in made:
         blocks.check_invariants()
+
+
+@pytest.fixture
+def make_world() -> Iterator[MakeWorld]:
+    """Make worlds of ten blocks; each is validated at the end."""
+    made: list[TierWorld] = []
+
+    def make(num_blocks: int = 10, *groups: KVGroup, **options: Any) -> TierWorld:
+        made.append(TierWorld(num_blocks, *groups, **options))
+        return made[-1]
+
+    yield make
+    for world in made:
+        world.check()
