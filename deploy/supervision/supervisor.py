@@ -124,15 +124,18 @@ class Supervisor:
 
     def _listen(self) -> None:
         life, start = 0, 0
+        is_there = False
         while not self._stopping.is_set():
             try:
                 call = self._controller.events.remote(life, start, EVENTS_WAIT_S)
-                while not ray.wait([call], timeout=STOP_LOOK_S)[0]:
-                    if self._stopping.is_set():
-                        return
+                self._wait_answer(call, is_there=is_there)
+                if self._stopping.is_set():
+                    return
                 life, start, events = ray.get(call)
+                is_there = True
             except ActorUnavailableError as error:
                 log.debug("event=controller_away reason=%s", error)
+                is_there = False
                 self._stopping.wait(1.0)
                 continue
             except RayError as error:
@@ -142,6 +145,21 @@ class Supervisor:
                 return
             for event in events:
                 self._events.put(event)
+
+    def _wait_answer(self, call: ray.ObjectRef[Any], *, is_there: bool) -> None:
+        """Wait for the controller, or for the stop; one that answered before and froze is ended.
+
+        Ray starts it anew, among the same services. Silence counts only while this process listens.
+        """
+        max_looks = (EVENTS_WAIT_S + self._plan.deploy.progress_timeout_s) / STOP_LOOK_S
+        num_looks = 0
+        while not ray.wait([call], timeout=STOP_LOOK_S)[0] and not self._stopping.is_set():
+            num_looks += 1
+            if is_there and num_looks >= max_looks:
+                silence_s = num_looks * STOP_LOOK_S
+                log.warning("event=kill service=controller reason=no answer for %.0f s", silence_s)
+                ray.kill(self._controller, no_restart=False)
+                is_there = False
 
     def _end_of_controller(self, error: RayError) -> Event:
         """Tell an end that ``sluice down`` has brought about from one that nobody asked for."""

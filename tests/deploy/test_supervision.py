@@ -1,7 +1,8 @@
 """What supervises may die: the services go on, and are still looked after; and end with the driver.
 
 The failures guarded against: a controller whose death takes traffic along, and one that starts its
-services a second time when it is back; and a frozen process that keeps its place for ever.
+services a second time when it is back; and a frozen process, of a service or of the controller,
+that keeps its place for ever.
 """
 
 import os
@@ -96,3 +97,17 @@ def test_a_process_that_is_stopped_is_ended_and_started_anew_and_it_alone(
     wait_for(program, "ray::ServiceActor", services, 1)
     frozen.wait(TIMEOUT_S)
     assert named(program, "ray::ServiceActor") >= services - {frozen}
+
+
+@pytest.mark.parametrize("program", [{"PROGRESS_TIMEOUT_S": "5"}], indirect=True)
+def test_a_controller_that_is_stopped_is_ended_and_the_new_one_has_the_same_services(
+    program: psutil.Process, tmp_path: Path
+) -> None:
+    services = wait_for(program, "ray::ServiceActor", set(), 2)
+    wait_introduced(tmp_path / "out", services)
+    (controller,) = wait_for(program, "ray::Controller", set(), 1)
+
+    os.kill(controller.pid, signal.SIGSTOP)
+    wait_for(program, "ray::Controller", {controller}, 1)
+    controller.wait(TIMEOUT_S)
+    assert named(program, "ray::ServiceActor") == services
