@@ -47,10 +47,10 @@ async def leave_from(
     admission.announce_end()
     await asyncio.sleep(delay_s)
     admission.refuse()
-    for connection in server.server_state.connections:
-        # Its answer began before the drain and has promised to keep the connection.
-        if isinstance(connection, HttpToolsProtocol) and _is_answering(connection):
-            connection.shutdown()  # at the answer's end
+    for connection in list(server.server_state.connections):
+        # Its last answer began before the drain and has promised to keep the connection.
+        if isinstance(connection, HttpToolsProtocol) and (delay_s or _is_answering(connection)):
+            connection.shutdown()  # at the answer's end; now where nothing was asked amid the delay
 
 
 def _is_answering(connection: HttpToolsProtocol) -> bool:

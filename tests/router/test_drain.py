@@ -209,7 +209,7 @@ async def test_a_stream_that_outlasts_the_delay_ends_its_connection(
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
     answer, sink = await asyncio.open_connection("127.0.0.1", httpx.URL(router.address.http).port)
     sink.write(f"{head}{body}".encode())
-    async with asyncio.timeout(4):  # an idle connection is kept for 5 s
+    async with asyncio.timeout(4):
         assert b"connection: close" not in await answer.readuntil(b"\r\n\r\n")
         longer = asyncio.create_task(ask(router))
         await worker.wait_for(lambda: len(worker.generates) == 2)
@@ -222,6 +222,33 @@ async def test_a_stream_that_outlasts_the_delay_ends_its_connection(
     go_on[1].set()
     assert (await longer).status_code == 200
     sink.close()
+    await asyncio.wait_for(router.serving, 10)
+
+
+async def test_a_kept_connection_that_asks_nothing_amid_the_delay_ends_with_it(
+    start_router: StartRouter,
+) -> None:
+    """It is kept for longer than a drain takes: its next request would meet a refusal."""
+    router = await start_router(drain_delay_s=0.3)
+    go_on = asyncio.Event()
+
+    async def wait(worker: ScriptedWorker, generate: Generate) -> None:
+        await go_on.wait()
+        await say([20, 21])(worker, generate)
+
+    worker = await router.start_worker(wait)
+    pending = asyncio.create_task(ask(router))
+    await worker.wait_for(lambda: len(worker.generates) == 1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(router.address.http).port)
+    writer.write(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert b"200 OK" in await reader.readuntil(b"}")
+    router.lifecycle.drain.set()
+    async with asyncio.timeout(4):
+        assert await reader.read() == b""
+    assert not pending.done()
+    go_on.set()
+    assert (await pending).status_code == 200
+    writer.close()
     await asyncio.wait_for(router.serving, 10)
 
 
