@@ -30,6 +30,7 @@ def advise(config: SluiceConfig, machine: Machine) -> list[Advice]:
         *_shapes(config),
         *_times(config),
         *_numbers(config),
+        *_ports(config),
         *_storage(config),
     ]
 
@@ -131,6 +132,16 @@ def _numbers(config: SluiceConfig) -> Iterator[Advice]:
             f"router.max_pending_requests={config.router.max_pending_requests} is less than the "
             f"{running} sequences that the decode workers run at once: requests are answered 503 "
             "while there is room; give at least as many",
+        )
+
+
+def _ports(config: SluiceConfig) -> Iterator[Advice]:
+    num_workers = config.deploy.prefill + config.deploy.decode
+    if config.metrics.port and num_workers > 1 and config.deploy.ray_address is None:
+        yield Advice(
+            (("metrics", "port"),),
+            f"metrics.port={config.metrics.port}: {num_workers} workers on one machine cannot all "
+            "listen there; give 0 for a free one each, or have one worker per host or pod",
         )
 
 

@@ -118,6 +118,8 @@ class ControlLoop:
         self._revisions = dict(wanted.revisions)
         """Of all services that may be there."""
         self._observed: dict[str, Observed] = {}
+        self._killed: set[str] = set()
+        """Of the thread that steps: whose death was ordered, and is no news."""
 
     def events(self, life: int, start: int, wait_s: float) -> tuple[int, int, list[Event]]:
         """See ``EventLog.read``."""
@@ -247,6 +249,7 @@ class ControlLoop:
                 self._services.drain(name)
             case Kill(name, reason):
                 log.warning("event=kill service=%s reason=%s", name, reason)
+                self._killed.add(name)
                 self._services.kill(name)
             case Forget(name):
                 log.info("event=over service=%s", name)
@@ -259,7 +262,9 @@ class ControlLoop:
         for event in events:
             match event:
                 case ProcessDied(name, reason):
-                    log.warning("event=died service=%s reason=%s", name, reason)
+                    level = logging.INFO if name in self._killed else logging.WARNING
+                    self._killed.discard(name)
+                    log.log(level, "event=died service=%s reason=%s", name, reason)
                 case ProcessStarted(name, identity):
                     log.info("event=up service=%s pid=%d", name, identity.pid)
                 case GaveUp(name, reason):

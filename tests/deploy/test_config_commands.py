@@ -190,6 +190,7 @@ def test_the_file_may_be_given_as_to_the_other_commands(
             "cache: {host_tier_gib: 1, storage_url: 'memory:///'}",
             "memory:/// is each process's own",
         ),
+        ("metrics: {port: 9400}", "2 workers on one machine cannot all listen there"),
         ("deploy: {prefill: 0}\nprefill: {cache: {memory_gib: 1}}", "no prefill worker is started"),
     ],
 )
@@ -211,6 +212,8 @@ def test_a_combination_that_is_seldom_meant_is_told(
         {"cache": {"memory_gib": 40, "num_blocks": 10}},
         {"deploy": {"prefill": 0}, "decode": {"cache": {"block_size": 64}}},
         {"decode": {"cache": {"kv_dtype": "float8_e4m3"}}},
+        {"metrics": {"port": 9400}, "deploy": {"ray_address": "auto"}},
+        {"metrics": {"port": 9400}, "deploy": {"prefill": 0, "decode": 1}},
     ],
 )
 def test_what_may_well_be_meant_is_not_warned_of(

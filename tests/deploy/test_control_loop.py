@@ -5,6 +5,7 @@ controller starts a worker, a service that nobody finds again since it was start
 was stored, and a change that is overwritten by what was wanted before it.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -272,3 +273,21 @@ def test_who_is_given_up_is_told_after_what_it_died_of(world: World) -> None:
     events = world.loop.events(0, 0, 0.0)[2]
     assert events == [ProcessDied("decode-1", "lost"), GaveUp("decode-0", "its config cannot work")]
     assert Row("decode-0", "decode", "refused", "a") in world.loop.services()
+
+
+def test_only_a_death_that_nobody_ordered_is_a_warning(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.step()
+    for name in ("decode-0", "decode-1"):
+        world.fleet.put(name, "ready")
+    world.fleet.seen["decode-0"] = replace(world.fleet.seen["decode-0"], silence_s=9999.0)
+    world.step()
+    world.fleet.events += [ProcessDied("decode-0", "killed"), ProcessDied("decode-1", "lost")]
+    with caplog.at_level(logging.INFO, logger="deploy.supervision.control_loop"):
+        world.step()
+    levels = {r.getMessage(): r.levelname for r in caplog.records if "died" in r.getMessage()}
+    assert levels == {
+        "event=died service=decode-0 reason=killed": "INFO",
+        "event=died service=decode-1 reason=lost": "WARNING",
+    }
