@@ -6,14 +6,13 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any, Literal, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
 from core.errors import ConfigError, SluiceError
 from core.ids import WorkerId
 from core.messages import Role, TierUse, WorkerLoad
-from deploy.trace.request import RequestTrace
 
 T = TypeVar("T")
 
@@ -154,6 +153,15 @@ class ApiClient:
         except ValueError as error:
             raise FailedAnswerError(f"{self.url}{path} answered no JSON") from error
 
+    def get(self, path: str, kind: type[T]) -> T:
+        """Return the answer of a GET as a ``kind``.
+
+        Raises:
+            UnreachableError: nothing answers.
+            FailedAnswerError: the answer is an error, or not of a Sluice router.
+        """
+        return self._convert(self._checked("GET", path), kind)
+
     def workers(self) -> list[WorkerStatus]:
         """Return every worker that reports to the router.
 
@@ -170,7 +178,7 @@ class ApiClient:
             UnreachableError: nothing answers.
             FailedAnswerError: the answer is an error, or not of a Sluice router.
         """
-        return self._convert(self._checked("GET", "/status"), RouterStatus)
+        return self.get("/status", RouterStatus)
 
     def text(self, path: str) -> str:
         """Return the answer of a GET as text.
@@ -188,7 +196,7 @@ class ApiClient:
             UnreachableError: nothing answers.
             FailedAnswerError: the answer is an error, or not of a Sluice router.
         """
-        return self._convert(self._checked("GET", "/v1/cache"), _Caches).workers
+        return self.get("/v1/cache", _Caches).workers
 
     def reset_caches(self) -> CacheReset:
         """Have every worker forget its prefix cache, and return how far that is.
@@ -198,15 +206,6 @@ class ApiClient:
             FailedAnswerError: the answer is an error, or not of a Sluice router.
         """
         return self._convert(self._checked("POST", "/v1/cache/reset"), CacheReset)
-
-    def trace(self, name: str) -> RequestTrace:
-        """Return what every process recorded of a request.
-
-        Raises:
-            UnreachableError: nothing answers.
-            FailedAnswerError: the request is unknown, or the answer not of a Sluice router.
-        """
-        return self._convert(self._checked("GET", f"/v1/trace/{quote(name)}"), RequestTrace)
 
     def stream(self, path: str, body: Mapping[str, object]) -> Iterator[dict[str, Any]]:
         """POST ``body`` and yield each server-sent event until ``[DONE]``.

@@ -16,12 +16,12 @@ from deploy.api_client import ApiClient, UnreachableError
 from deploy.cluster.environment import cluster_address
 from deploy.cluster.ports import claim_port
 from deploy.cluster.session import PROJECT_ROOT, RaySession, ray_session
-from deploy.cluster.stop_signals import StopSignals
 from deploy.model_source import ModelFolder, resolve_model
 from deploy.run_file import RunningSession, announced
 from deploy.supervision.events import Event, EventQueue, StopRequested
 from deploy.supervision.plan import DeploymentPlan
 from deploy.supervision.service_names import worker_name
+from deploy.supervision.stop_signals import StopSignals
 from deploy.supervision.supervisor import Supervisor
 from router.api_keys import read_keys
 

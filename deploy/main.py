@@ -5,7 +5,7 @@ Holds only ``main``: Ray pickles classes of ``__main__`` by value, so none may l
 
 import sys
 
-from deploy.cli.commands import run
+from deploy.cli.parser import run
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""A validated request to the sequences that it asks for. Pure, and run in a thread where slow."""
+"""A validated request to the sequences that it asks for; run in a thread where slow."""
 
 import secrets
 from dataclasses import dataclass

@@ -4,7 +4,6 @@ import argparse
 from pathlib import Path
 
 from core.config import DeployConfig
-from deploy.cache_commands import MAX_WAIT_S, run_cache_reset, run_cache_show
 from deploy.cli.arguments import (
     Commands,
     add_assignments,
@@ -13,8 +12,8 @@ from deploy.cli.arguments import (
     add_url,
     seconds,
 )
-from deploy.config.settings import load_settings
-from deploy.scale_commands import (
+from deploy.commands.cache import run_cache_reset, run_cache_show
+from deploy.commands.scale import (
     MAX_SHOWN,
     parse_counts,
     parse_roles,
@@ -22,9 +21,12 @@ from deploy.scale_commands import (
     run_scale,
     run_update,
 )
-from deploy.status import run_status
+from deploy.commands.status import run_status
+from deploy.config.settings import load_settings
 from deploy.top.command import MAX_INTERVAL_S, MIN_INTERVAL_S, run_top
 from deploy.trace.command import run_trace
+
+MAX_WAIT_S = 3600.0
 
 
 def add_running_commands(commands: Commands) -> None:

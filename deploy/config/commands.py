@@ -15,10 +15,10 @@ from core.config_layers import ConfigLayer, Origin, Place
 from core.errors import ConfigError
 from core.messages import Role
 from deploy.config.advice import Advice, advise, misspelt_variables
-from deploy.config.here import missing_here, unlike_ranks
 from deploy.config.page import reference_page
 from deploy.config.reference import field_at
 from deploy.config.settings import read_settings
+from deploy.doctor.here import missing_here, unlike_ranks
 from deploy.doctor.machine import Machine
 from ranks.limits import check_limits
 

@@ -22,7 +22,7 @@ from deploy.doctor.paths import (
     check_transport,
 )
 from deploy.doctor.peer import Seen
-from deploy.doctor.probe import probe
+from deploy.doctor.trial import probe
 
 EXIT_FAILED: Final = 1
 TCP_ONLY: Final = {"TLS": "tcp"}

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from core.config import SluiceConfig
 from core.messages import Role
-from deploy.config.here import missing_here, unlike_ranks
 from deploy.doctor.findings import Finding
+from deploy.doctor.here import missing_here, unlike_ranks
 from deploy.doctor.machine import GIB, Machine
 
 

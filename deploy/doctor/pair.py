@@ -19,7 +19,7 @@ from core.messages import PoolEndpoint
 from deploy.doctor.findings import Finding
 from deploy.doctor.machine import RdmaPort
 from deploy.doctor.peer import Seen, Task
-from deploy.doctor.probe import NBYTES, offering, read_from
+from deploy.doctor.trial import NBYTES, offering, read_from
 
 CONNECT_TIMEOUT_S: Final = 5.0
 MAX_LINE_NBYTES: Final = 2**21

@@ -1,4 +1,4 @@
-"""What moving bytes has shown: findings of the probes. Pure."""
+"""What moving bytes has shown: findings of the probes."""
 
 from collections.abc import Mapping
 

@@ -19,6 +19,7 @@ from core.logs import LogFormat, set_up_logging
 from core.messages import DesiredWorkers, Party
 from core.parent import die_with_parent
 from core.version import VERSION
+from deploy.supervision.events import ProcessIdentity
 from deploy.supervision.sentinel import outlive_not
 
 log = logging.getLogger(__name__)
@@ -60,17 +61,6 @@ class Service(Protocol):
         A ``ConfigError`` is final; anything else is a crash.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessIdentity:
-    """One life of an actor."""
-
-    pid: int
-    host: str
-    name: str
-    role: Party
-    revision: str
 
 
 @dataclass(frozen=True, slots=True)

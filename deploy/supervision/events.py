@@ -3,7 +3,18 @@
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from deploy.supervision.actors import ProcessIdentity
+from core.messages import Party
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """One life of an actor."""
+
+    pid: int
+    host: str
+    name: str
+    role: Party
+    revision: str
 
 
 @dataclass(frozen=True, slots=True)

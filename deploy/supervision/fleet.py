@@ -13,9 +13,15 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 from core.lifecycle import WorkerHealth
 from core.messages import DesiredWorkers, Party
 from core.version import VERSION
-from deploy.supervision.actors import Ending, ProcessIdentity, RemoteServiceActor
+from deploy.supervision.actors import Ending, RemoteServiceActor
 from deploy.supervision.desired import Observed, State
-from deploy.supervision.events import Event, ProcessDied, ProcessStarted, ServiceEnded
+from deploy.supervision.events import (
+    Event,
+    ProcessDied,
+    ProcessIdentity,
+    ProcessStarted,
+    ServiceEnded,
+)
 from deploy.supervision.launch import Launch
 from deploy.supervision.seat_state import UP, SeatAction, SeatEvent, SeatState, after
 from deploy.supervision.service_names import role_of

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 import msgspec
 from rich.console import Console
@@ -36,7 +37,8 @@ def run_trace(url: str, name: str, *, out: Path | None) -> int:
         SluiceError: nothing answers, the request is unknown there, or a PNG can't be made here.
     """
     writer = None if out is None else _writer(out)
-    trace = ApiClient(url.rstrip("/").removesuffix("/v1"), timeout_s=15.0).trace(name)
+    client = ApiClient(url.rstrip("/").removesuffix("/v1"), timeout_s=15.0)
+    trace = client.get(f"/v1/trace/{quote(name)}", RequestTrace)
     console = Console()
     print_trace(trace, console)
     out = out or Path(f"{trace.request_id}.svg")

@@ -15,7 +15,7 @@ from core.channel_keys import ADMITTED_BY, PARTIES, KeyPair
 from core.errors import ConfigError
 from core.key_files import RELOAD_INTERVAL_S, PublicKeyFolder, load_keys, write_keys
 from core.messages import Party
-from deploy.cli.commands import run
+from deploy.cli.parser import run
 
 
 @pytest.fixture

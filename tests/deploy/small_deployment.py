@@ -27,11 +27,11 @@ prepare_ray_environment(CONFIG)
 from core.lifecycle import Lifecycle, Work  # noqa: E402
 from core.messages import Party  # noqa: E402
 from deploy.cluster.session import ray_session  # noqa: E402
-from deploy.cluster.stop_signals import StopSignals  # noqa: E402
 from deploy.supervision.events import EventQueue, StopRequested  # noqa: E402
 from deploy.supervision.launch import Launch  # noqa: E402
 from deploy.supervision.placement import Bundle  # noqa: E402
 from deploy.supervision.service_names import role_of  # noqa: E402
+from deploy.supervision.stop_signals import StopSignals  # noqa: E402
 from deploy.supervision.supervisor import Supervisor  # noqa: E402
 
 

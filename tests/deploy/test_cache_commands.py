@@ -16,7 +16,7 @@ import pytest
 from core.ids import Incarnation, WorkerId
 from core.messages import CacheState, TierUse
 from core.tiers import Tier
-from deploy.cli.commands import run
+from deploy.cli.parser import run
 from router.cache_api import CacheAPI
 from router.cache_control import WorkerCache
 

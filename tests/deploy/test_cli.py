@@ -5,11 +5,14 @@ operator needs to know which value to change.
 """
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from deploy.cli.commands import run
+from deploy.cli.parser import run
+from tests.deploy.ray_cluster import ROOT
 
 EXIT_USAGE = 2
 
@@ -116,6 +119,23 @@ def test_commands_say_in_one_line_that_nothing_answers(
         port = once.getsockname()[1]
     assert run([*command, "--url", f"http://127.0.0.1:{port}"]) == 1
     assert "nothing answers" in one_error_line(capsys)
+
+
+def test_the_command_line_loads_neither_ray_nor_torch_before_it_must() -> None:
+    """What is set for Ray is set before it is loaded, or a session of its own does not start."""
+    program = (
+        "import sys; import deploy.cli.parser, deploy.cluster.environment; "
+        "sys.exit(' '.join({'ray', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr.strip() == ""
 
 
 def test_version_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:

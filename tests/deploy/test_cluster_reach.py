@@ -16,7 +16,7 @@ import pytest
 
 from core.config import DeployConfig
 from core.errors import ConfigError
-from deploy.cli.commands import run
+from deploy.cli.parser import run
 from deploy.cluster.environment import cluster_address
 from deploy.cluster.reach import joined, require_listener
 
@@ -34,11 +34,11 @@ def listener() -> Generator[str]:
 def joins(arguments: list[str], *, bound_s: float) -> subprocess.CompletedProcess[str]:
     """Run ``sluice`` in a process of its own: a join that is given up goes on in it."""
     bounded = (
-        "import sys; from deploy.cli import commands; from deploy.cluster import reach; "
+        "import sys; from deploy.cli import parser; from deploy.cluster import reach; "
         f"reach.JOIN_TIMEOUT_S = {bound_s}"
     )
     return subprocess.run(
-        [sys.executable, "-c", f"{bounded}; sys.exit(commands.run(sys.argv[1:]))", *arguments],
+        [sys.executable, "-c", f"{bounded}; sys.exit(parser.run(sys.argv[1:]))", *arguments],
         env={k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"},
         cwd=ROOT,
         capture_output=True,

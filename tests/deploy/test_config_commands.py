@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from core.config import SluiceConfig
-from deploy.cli.commands import run
+from deploy.cli.parser import run
 from deploy.config.advice import advise
 from deploy.config.settings import load_settings
 from deploy.doctor.machine import Machine

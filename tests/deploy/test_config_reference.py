@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel
 
 from core.config import SluiceConfig
-from deploy.cli.commands import run
+from deploy.cli.parser import run
 from deploy.config.page import reference_page
 from deploy.config.reference import FieldReference, field_at, reference
 

@@ -6,8 +6,8 @@ import pytest
 
 from core.config import SluiceConfig
 from core.errors import SluiceError
-from deploy.demo import DemoResult, check_paths
-from deploy.demo_prompts import DEMO_PROMPTS
+from deploy.commands.demo import DemoResult, check_paths
+from deploy.commands.demo_prompts import DEMO_PROMPTS
 
 LONG = next(prompt for prompt in DEMO_PROMPTS if prompt.long)
 

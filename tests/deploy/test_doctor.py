@@ -12,7 +12,7 @@ import pytest
 
 from core.config import SluiceConfig
 from core.key_files import write_keys
-from deploy.cli.commands import run
+from deploy.cli.parser import run
 from deploy.doctor.config import check_config
 from deploy.doctor.findings import Finding, worst
 from deploy.doctor.libraries import check_loaded, check_others, on_loader_path
@@ -24,7 +24,7 @@ from deploy.doctor.paths import (
     check_transport,
 )
 from deploy.doctor.peer import Seen
-from deploy.doctor.probe import probe
+from deploy.doctor.trial import probe
 
 LIMITS = "Limit Soft Limit Hard Limit Units\nMax locked memory  {limit}  {limit}  bytes"
 SHM = Seen(

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from deploy.cli.commands import run
+from deploy.cli.parser import run
 from deploy.cluster.ports import claim_port
 from deploy.doctor.machine import RdmaPort
 from deploy.doctor.pair import Address, check_pair, finding_of_pair

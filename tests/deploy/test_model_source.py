@@ -17,9 +17,9 @@ from core.config import SluiceConfig
 from core.errors import ConfigError
 from core.key_files import write_keys
 from deploy import default_model
+from deploy.commands.router import context_of
 from deploy.default_model import DEFAULT_MODEL_NAME, ensure_default_model
 from deploy.model_source import cache_folder, resolve_model
-from deploy.router_command import context_of
 from tests.router.model_folder import make_model_folder
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cli.commands import run
+from deploy.cli.parser import run
 from deploy.config.reference import field_at
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +44,13 @@ def test_every_log_line_that_a_page_names_is_written_by_some_process(page: str) 
     written = written_events()
     named = set(re.findall(r"\bevent=([a-z_]+)", code_of(page)))
     assert {event for event in named if written.fullmatch(event) is None} == set()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_module_that_a_page_names_by_its_path_is_there(page: str) -> None:
+    rooms = "|".join((*PACKAGES, "deploy", "tests", "bench", "helm"))
+    named = set(re.findall(rf"\b((?:{rooms})/[\w./]+\.py)\b", code_of(page)))
+    assert {path for path in named if not (ROOT / path).is_file()} == set()
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -7,7 +7,7 @@ that all are ready.
 from core.ids import WorkerId
 from core.messages import WorkerLoad
 from deploy.api_client import RouterStatus, WorkerState, WorkerStatus
-from deploy.status import shortfall
+from deploy.commands.status import shortfall
 
 LOAD = WorkerLoad(running=0, waiting=0, queued_tokens=0, free_blocks=1, total_blocks=1)
 

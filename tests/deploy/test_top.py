@@ -21,7 +21,7 @@ from core.errors import SluiceError
 from core.ids import WorkerId
 from core.messages import Role, WorkerLoad
 from deploy.api_client import RouterStatus, WorkerState, WorkerStatus
-from deploy.cli.commands import run
+from deploy.cli.parser import run
 from deploy.top.figures import WINDOW_S, Look, TopFigures, TopHistory
 from deploy.top.samples import Samples, quantile
 from deploy.top.view import BLOCK_CELLS, TopView, block_bar, lines_of

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from deploy.cli.commands import run
+from deploy.cli.parser import run
 from deploy.trace.command import CONVERTER, write_png
 from deploy.trace.lanes import hops_of, lanes_of, tail_of
 from deploy.trace.request import RequestTrace, figures_of, reads_of, summary_of

@@ -21,7 +21,7 @@ import yaml
 from core.errors import SluiceError
 from core.key_files import write_keys
 from deploy.api_client import ApiClient, UnreachableError
-from deploy.cli.commands import run
+from deploy.cli.parser import run
 from deploy.default_model import DEFAULT_MODEL_NAME
 from deploy.model_source import cache_folder
 

@@ -46,8 +46,17 @@ def test_each_copied_source_is_in_the_repository_and_passes_dockerignore() -> No
 
 def test_all_packages_of_the_project_are_copied() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    packages = {name.partition(".")[0] for name in project["tool"]["setuptools"]["packages"]}
+    packages = set(project["tool"]["importlinter"]["root_packages"])
     assert packages <= {source for source, _ in COPIED}
+
+
+def test_every_folder_of_modules_is_installed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    roots = {*project["tool"]["importlinter"]["root_packages"], "bench"}
+    found = project["tool"]["setuptools"]["packages"]["find"]
+    assert {name.rstrip("*") for name in found["include"]} == roots
+    folders = {module.parent for root in roots for module in (ROOT / root).rglob("*.py")}
+    assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
 
 
 def test_what_is_copied_installs_and_runs(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from deploy.api_client import ApiClient
-from deploy.cli.commands import run
+from deploy.cli.parser import run
 from tests.integration.models import VOCAB_SIZE, tiny_model
 from tests.integration.requests import complete, prompt_of
 from tests.integration.stack import Stack

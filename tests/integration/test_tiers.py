@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from deploy.cli.commands import run
+from deploy.cli.parser import run
 from tests.integration.models import VOCAB_SIZE, tiny_model
 from tests.integration.requests import complete_all, generate_reference, prompt_of
 from tests.integration.stack import Stack

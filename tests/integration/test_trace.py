@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deploy.cli.commands import run
+from deploy.cli.parser import run
 from tests.integration.models import VOCAB_SIZE, tiny_model
 from tests.integration.requests import prompt_of
 from tests.integration.stack import Stack

@@ -13,7 +13,7 @@ from core.config import SluiceConfig
 from core.messages import CacheState
 from core.trace import Recorder
 from deploy.api_client import FailedAnswerError
-from deploy.cli.commands import run
+from deploy.cli.parser import run
 from deploy.deployment import client_of
 from tests.router.conftest import MODEL, RunningRouter, StartRouter
 from tests.router.scripted_worker import say

@@ -11,12 +11,12 @@ from core.config import SluiceConfig
 from core.errors import ConfigError, SluiceError
 from core.logs import set_up_logging
 from deploy.cluster.session import ray_session
-from deploy.cluster.stop_signals import StopSignals
 from deploy.config.watch import ConfigWatch
 from deploy.deployment import findable, plan_of, refuse_detached_in_private
 from deploy.model_source import resolve_model
 from deploy.supervision.events import EventQueue, StopRequested
 from deploy.supervision.shortage import RoomWatch
+from deploy.supervision.stop_signals import StopSignals
 from deploy.supervision.supervisor import Supervisor
 
 log = logging.getLogger(__name__)

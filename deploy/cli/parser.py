@@ -86,7 +86,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     config = settings_of(arguments)
     prepare_ray_environment(config.deploy, bare_output=config.log_format == "json")
     # Imported after it: Ray reads the environment when it is imported.
-    from deploy.serve import run_serve  # noqa: PLC0415
+    from deploy.commands.serve import run_serve  # noqa: PLC0415
 
     return run_serve(config)
 
@@ -94,7 +94,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _demo(arguments: argparse.Namespace) -> int:
     config = settings_of(arguments)
     prepare_ray_environment(config.deploy)
-    from deploy.demo import run_demo  # noqa: PLC0415 - as above
+    from deploy.commands.demo import run_demo  # noqa: PLC0415 - as above
 
     return run_demo(config)
 
@@ -102,7 +102,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 def _router(arguments: argparse.Namespace) -> int:
     config = settings_of(arguments)
     # Imported here: no other command needs the router's packages.
-    from deploy.router_command import run_router_command  # noqa: PLC0415
+    from deploy.commands.router import run_router_command  # noqa: PLC0415
 
     return run_router_command(config)
 
@@ -110,7 +110,7 @@ def _router(arguments: argparse.Namespace) -> int:
 def _workers(arguments: argparse.Namespace) -> int:
     config = settings_of(arguments)
     prepare_ray_environment(config.deploy, bare_output=config.log_format == "json")
-    from deploy.workers_command import run_workers_command  # noqa: PLC0415 - as for serve
+    from deploy.commands.workers import run_workers_command  # noqa: PLC0415 - as for serve
 
     return run_workers_command(
         config, lambda: settings_of(arguments), arguments.config, watch=arguments.watch

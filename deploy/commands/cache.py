@@ -12,7 +12,6 @@ from deploy.api_client import ApiClient, CacheStatus, ResetStatus, WorkerReset
 
 EXIT_NOT_DONE = 1
 POLL_INTERVAL_S = 0.25
-MAX_WAIT_S = 3600.0
 _NOT_IN_USE = ("free", "cached")
 _BLOCKS_OF_TIER: Final = {
     Tier.DEVICE: "blocks cached",

@@ -13,9 +13,9 @@ from core.config import SluiceConfig
 from core.errors import SluiceError
 from core.logs import set_up_logging
 from deploy.api_client import ApiClient
-from deploy.cluster.stop_signals import StopInterrupt
-from deploy.demo_prompts import DEMO_PROMPTS, DemoPrompt
+from deploy.commands.demo_prompts import DEMO_PROMPTS, DemoPrompt
 from deploy.deployment import Deployment, StoppedEarly, running
+from deploy.supervision.stop_signals import StopInterrupt
 
 REQUEST_TIMEOUT_S = 120.0
 """Between two tokens of an answer."""
