@@ -1,5 +1,6 @@
 """Which processes run, where, and who may reach them: the sections that all roles share."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,6 +14,7 @@ from core.config_fields import (
     PositiveInt,
     Seconds,
 )
+from core.messages.base import Role
 
 Resources = dict[
     Annotated[str, Field(min_length=1, max_length=128)], Annotated[float, Field(gt=0, le=1024)]
@@ -141,3 +143,8 @@ class DeployConfig(ConfigSection):
     max_surge: NonNegativeInt = 1
     """Workers of a role beyond its number while an update replaces them one by one. 0: each old one
     is drained before its successor starts, for clusters that have no room beyond the number."""
+
+    @property
+    def counts(self) -> Mapping[Role, int]:
+        """The number of workers of each role, which may be 0."""
+        return {"prefill": self.prefill, "decode": self.decode}

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from core.config import SluiceConfig
 from core.config_layers import Place
-from core.messages import Role
 from deploy.config.reference import reference
 from deploy.config.settings import PREFIX
 from deploy.doctor.config import worker_host_gib
@@ -60,16 +59,13 @@ def _memory(config: SluiceConfig, machine: Machine) -> Iterator[Advice]:
     total_nbytes = machine.meminfo_nbytes("MemTotal")
     if config.deploy.ray_address is not None or total_nbytes is None:
         return
-    workers: tuple[tuple[Role, int], ...] = (
-        ("prefill", config.deploy.prefill),
-        ("decode", config.deploy.decode),
-    )
-    needed_gib = sum(count * worker_host_gib(config, role) for role, count in workers)
+    counts = config.deploy.counts
+    needed_gib = sum(count * worker_host_gib(config, role) for role, count in counts.items())
     if needed_gib * GIB > total_nbytes:
         yield Advice(
             (("cache", "memory_gib"), ("cache", "host_tier_gib"), ("deploy", "decode")),
-            f"cache: the pools and host tiers of {config.deploy.prefill} prefill and "
-            f"{config.deploy.decode} decode workers take {needed_gib:.1f} GiB, and this machine "
+            f"cache: the pools and host tiers of {counts['prefill']} prefill and "
+            f"{counts['decode']} decode workers take {needed_gib:.1f} GiB, and this machine "
             f"has {total_nbytes / GIB:.1f}; lower cache.memory_gib or the number of workers",
         )
 
@@ -136,7 +132,7 @@ def _numbers(config: SluiceConfig) -> Iterator[Advice]:
 
 
 def _ports(config: SluiceConfig) -> Iterator[Advice]:
-    num_workers = config.deploy.prefill + config.deploy.decode
+    num_workers = sum(config.deploy.counts.values())
     if config.metrics.port and num_workers > 1 and config.deploy.ray_address is None:
         yield Advice(
             (("metrics", "port"),),

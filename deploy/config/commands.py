@@ -83,8 +83,7 @@ def run_config_show(settings: ConfigLayer, role: Role | None) -> int:
 
 def _limits(config: SluiceConfig) -> Iterator[Fault]:
     """Yield what each role's workers would refuse at their start."""
-    counts: dict[Role, int] = {"prefill": config.deploy.prefill, "decode": config.deploy.decode}
-    for role, count in counts.items():
+    for role, count in config.deploy.counts.items():
         try:
             if count:
                 check_limits(config.for_role(role))

@@ -35,7 +35,9 @@ def worker_host_gib(config: SluiceConfig, role: Role) -> float:
 
 def _memory(config: SluiceConfig, machine: Machine) -> Finding:
     name = "pools in memory"
-    workers: list[tuple[Role, int]] = [(role, num) for role, num in _num_workers(config) if num]
+    workers: list[tuple[Role, int]] = [
+        (role, num) for role, num in config.deploy.counts.items() if num
+    ]
     total_gib = sum(num * worker_host_gib(config, role) for role, num in workers)
     told = " and ".join(_told(config, role, num) for role, num in workers)
     if any(config.for_role(role).cache.num_blocks is not None for role, _ in workers):
@@ -48,10 +50,6 @@ def _memory(config: SluiceConfig, machine: Machine) -> Finding:
         fix = "lower cache.memory_gib or cache.host_tier_gib, or start fewer workers or ranks here"
         return Finding(name, "fail", text, fix)
     return Finding(name, "ok", text)
-
-
-def _num_workers(config: SluiceConfig) -> tuple[tuple[Role, int], ...]:
-    return ("prefill", config.deploy.prefill), ("decode", config.deploy.decode)
 
 
 def _told(config: SluiceConfig, role: Role, num_workers: int) -> str:
@@ -78,7 +76,7 @@ def _memlock(config: SluiceConfig, machine: Machine) -> Finding:
     largest_gib = max(
         (
             pool_gib(config, role) + staging_gib(config, role)
-            for role, num in _num_workers(config)
+            for role, num in config.deploy.counts.items()
             if num
         ),
         default=0.0,

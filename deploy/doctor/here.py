@@ -16,16 +16,12 @@ from core.config_faults import Fault
 from core.errors import ConfigError
 from core.key_files import load_keys
 from core.kv_heads import heads_of_rank
-from core.messages import Party, Role
+from core.messages import Party
 
 
 def unlike_ranks(config: SluiceConfig) -> Iterator[Fault]:
     """Yield what roles have ranks that the KV heads of a model on this machine do not fit."""
-    workers: tuple[tuple[Role, int], ...] = (
-        ("prefill", config.deploy.prefill),
-        ("decode", config.deploy.decode),
-    )
-    for role, count in workers:
+    for role, count in config.deploy.counts.items():
         own = config.for_role(role)
         num_kv_heads = _num_kv_heads(Path(own.model.model).expanduser())
         if not count or num_kv_heads is None:

@@ -11,7 +11,7 @@ from typing import get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
-from core.config import SluiceConfig
+from core.config import DeployConfig, SluiceConfig
 from core.errors import ConfigError
 
 
@@ -334,3 +334,10 @@ def test_roles_between_which_no_kv_can_cross_are_refused(
 )
 def test_roles_that_differ_and_can_meet_are_taken(content: dict[str, object]) -> None:
     assert SluiceConfig.find_faults(content) == []
+
+
+@pytest.mark.parametrize("num_prefill", [0, 3])
+def test_each_role_has_its_number_of_workers(num_prefill: int) -> None:
+    deploy = DeployConfig(prefill=num_prefill, decode=2)
+    assert deploy.counts == {"prefill": num_prefill, "decode": 2}
+    assert "counts" not in deploy.model_dump()  # a plan is stored, and compared, by its fields
