@@ -8,11 +8,10 @@ from typing import Any
 
 from core.errors import ConfigError
 from deploy.cluster.bounded import run_bounded
+from deploy.cluster.ray_errors import on_one_line
 
 CONNECT_TIMEOUT_S = 5.0
 JOIN_TIMEOUT_S = 60.0
-MAX_REASON = 200
-"""Characters of one of Ray's long messages that an error repeats."""
 
 
 @contextmanager
@@ -43,17 +42,12 @@ def joined(address: str, setting: str, **arguments: Any) -> Generator[None]:  # 
             raise ConnectionError(f"it did not answer within {JOIN_TIMEOUT_S:g} s")
     except (OSError, ValueError, RuntimeError, RayError) as error:
         raise ConfigError(
-            f"no Ray cluster can be joined at {address} ({reason_of(error)}); check {setting}"
+            f"no Ray cluster can be joined at {address} ({on_one_line(error)}); check {setting}"
         ) from error
     try:
         yield
     finally:
         ray.shutdown()  # pyright: ignore[reportUnknownMemberType]
-
-
-def reason_of(error: Exception) -> str:
-    """Return what one of Ray's long messages begins with, on one line."""
-    return " ".join(str(error).split())[:MAX_REASON]
 
 
 def require_listener(address: str) -> None:

@@ -22,7 +22,8 @@ from core.errors import ConfigError
 from deploy.cluster.bounded import run_bounded
 from deploy.cluster.environment import cluster_address
 from deploy.cluster.processes import end_processes, with_descendants
-from deploy.cluster.reach import joined, reason_of
+from deploy.cluster.ray_errors import on_one_line
+from deploy.cluster.reach import joined
 from deploy.cluster.reaper import Reaper
 
 PROJECT_ROOT = Path(__file__).parents[2]
@@ -149,7 +150,7 @@ def _start_ray(folder: Path) -> None:
             _node_ip_address=LOOPBACK,
         )
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"Ray does not start on this machine: {reason_of(error)}") from error
+        raise ConfigError(f"Ray does not start on this machine: {on_one_line(error)}") from error
 
 
 def _short_temp_folder() -> Path:

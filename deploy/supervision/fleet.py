@@ -13,6 +13,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 from core.lifecycle import WorkerHealth
 from core.messages import DesiredWorkers, Party
 from core.version import VERSION
+from deploy.cluster.ray_errors import first_line
 from deploy.supervision.actors import Ending, RemoteServiceActor
 from deploy.supervision.desired import Observed, State
 from deploy.supervision.events import (
@@ -273,11 +274,3 @@ class Fleet:
         if seat.health is not None:
             silence_s = max(silence_s, seat.health.silence_s)
         return Observed(name, seat.role, seat.revision, SEEN_AS[seat.state], silence_s)
-
-
-def first_line(error: RayError) -> str:
-    """Return the gist of one of Ray's long messages."""
-    for line in str(error).splitlines():
-        if line.strip():
-            return line.strip()[:200]
-    return type(error).__name__

@@ -8,6 +8,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
+from deploy.cluster.ray_errors import last_line
 from deploy.supervision import wanted
 from deploy.supervision.lookup import find_controller, services_of
 
@@ -71,9 +72,3 @@ def _stop_some(services: dict[str, Any], deadline: float) -> None:
     _, late = ray.wait(list(ends), num_returns=len(ends), timeout=left_s, fetch_local=False)
     for call in late:
         log.warning("event=killed service=%s reason=did not stop in time", ends[call])
-
-
-def last_line(error: RayError) -> str:
-    """Return the gist of an error of Ray's that holds a stack."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:200] if lines else type(error).__name__
