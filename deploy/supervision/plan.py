@@ -117,15 +117,8 @@ class DeploymentPlan:
         """Return the plan by ``config``, with as many workers as before.
 
         Raises:
-            ConfigError: it changes what holds for the deployment's life, or no worker could be
-                started by it; names the fields.
+            ConfigError: it changes what holds for the deployment's life; names the fields.
         """
-        plan = self._changed(config)
-        for role in ROLES:
-            plan.launch(role, worker_name(role, 0))
-        return plan
-
-    def _changed(self, config: SluiceConfig) -> "DeploymentPlan":
         refuse_fixed(self.config, config, own_router=self.own_router)
         kept: dict[str, object] = {
             "deploy": config.deploy.model_copy(
