@@ -2,8 +2,9 @@
 
 import logging
 import threading
+from collections.abc import Callable
 from queue import Empty
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.actor import ActorHandle
@@ -27,12 +28,16 @@ from deploy.supervision.wanted import Beginning, first_wanted
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 KILL_RESERVE_S = 5.0
 """Of the stop timeout: for killing what did not stop, and for ending Ray."""
 REMOVE_TIMEOUT_S = 2.0
 """Beyond the rest of the stop timeout: for killing what is left by then."""
 RECALL_TIMEOUT_S = 1.0
+"""For what Ray has stored; the driver goes on without it."""
 EVENTS_WAIT_S = 5.0
+"""After so long the controller answers though nothing has happened."""
 STOP_LOOK_S = 0.2
 CALL_TIMEOUT_S = 5.0
 LEFT_BEHIND_WAIT_S = 5.0
@@ -48,6 +53,7 @@ class Supervisor:
 
     def __init__(self, plan: Plan, events: EventQueue, *, private: bool) -> None:
         self._plan = plan
+        """As it was at the start: see ``_plan_now``."""
         self._events = events
         self._private = private
         self._namespace = namespace_of(plan.deploy.name)
@@ -151,29 +157,25 @@ class Supervisor:
 
         Ray starts it anew, among the same services. Silence counts only while this process listens.
         """
-        max_looks = (EVENTS_WAIT_S + self._plan.deploy.progress_timeout_s) / STOP_LOOK_S
+        limit_s: float | None = None
         num_looks = 0
         while not ray.wait([call], timeout=STOP_LOOK_S)[0] and not self._stopping.is_set():
             num_looks += 1
-            if is_there and num_looks >= max_looks:
-                silence_s = num_looks * STOP_LOOK_S
+            silence_s = num_looks * STOP_LOOK_S
+            if not is_there or silence_s <= EVENTS_WAIT_S:
+                continue
+            if limit_s is None:
+                # Once is enough: nobody but the silent controller changes the plan.
+                limit_s = EVENTS_WAIT_S + self._plan_now().deploy.progress_timeout_s
+            if silence_s >= limit_s:
                 log.warning("event=kill service=controller reason=no answer for %.0f s", silence_s)
                 ray.kill(self._controller, no_restart=False)
                 is_there = False
 
     def _end_of_controller(self, error: RayError) -> Event:
         """Tell an end that ``sluice down`` has brought about from one that nobody asked for."""
-        asked_for: list[bool] = []
         controller_id = self._controller._actor_id.hex()  # noqa: SLF001 - no public name
-
-        def look() -> None:
-            asked_for.append(wanted.is_forbidden(self._namespace, controller_id))
-
-        try:
-            run_bounded(look, timeout_s=RECALL_TIMEOUT_S)
-        except Exception as unknown:  # noqa: BLE001 - the end must be told, whatever Ray does
-            log.debug("event=not_recalled reason=%s", unknown)
-        if any(asked_for):
+        if _recalled(lambda: wanted.is_forbidden(self._namespace, controller_id)):
             log.info("event=stopped_by_command name=%s", self._plan.deploy.name)
             return StopRequested()
         return GaveUp(controller.NAME, last_line(error))
@@ -226,13 +228,13 @@ class Supervisor:
 
     def waits(self) -> str | None:
         """Return in one line what the services that Ray has not placed ask for; None: all are."""
-        asked = {
-            row.name: self._plan.launch(role_of(row.name), row.name).bundle.resources
-            for row in self.services()
-            if row.state == "pending"
-        }
+        pending = [row.name for row in self.services() if row.state == "pending"]
+        if self._private or not pending:
+            return None
+        plan = self._plan_now()
+        asked = {name: plan.launch(role_of(name), name).bundle.resources for name in pending}
         asked = {name: room for name, room in asked.items() if any(room.values())}
-        if self._private or not asked:
+        if not asked:
             return None
         return shortage(asked, ray.cluster_resources(), ray.available_resources())
 
@@ -257,15 +259,22 @@ class Supervisor:
             ray.kill(self._sentinel)
 
     def _stop_timeout_s(self) -> float:
-        """Return it as it is by now: an update may have changed it."""
-        stored: list[float] = []
+        return self._plan_now().deploy.stop_timeout_s
 
-        def recall() -> None:
-            if (found := wanted.recall(self._namespace)) is not None:
-                stored.append(found.plan.deploy.stop_timeout_s)
+    def _plan_now(self) -> Plan:
+        """Return the plan as updates have left it; that of the start where Ray does not tell it."""
+        stored = _recalled(lambda: wanted.recall(self._namespace))
+        return self._plan if stored is None else stored.plan
 
-        run_bounded(recall, timeout_s=RECALL_TIMEOUT_S)
-        return stored[0] if stored else self._plan.deploy.stop_timeout_s
+
+def _recalled(look: Callable[[], T]) -> T | None:
+    """Return what ``look`` finds in Ray's store; None where it fails, or not in time."""
+    found: list[T] = []
+    try:
+        run_bounded(lambda: found.append(look()), timeout_s=RECALL_TIMEOUT_S)
+    except Exception as unknown:  # noqa: BLE001 - the driver goes on, whatever Ray does
+        log.debug("event=not_recalled reason=%s", unknown)
+    return found[0] if found else None
 
 
 def _here(*, soft: bool) -> NodeAffinitySchedulingStrategy:
