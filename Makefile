@@ -2,7 +2,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .PHONY: help setup model lock demo test test-long fmt lint types imports check ci bench bench-peers clean \
-    helm-tools helm-schema helm-lint
+    generated helm-tools helm-schema helm-lint
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -51,6 +51,10 @@ helm-tools: setup ## Fetch helm, kubectl and a validator for the chart's tests (
 
 helm-schema: setup ## Put today's config fields into the chart's schema
 	@$(BIN)/python -m deploy.config.chart_schema helm/sluice/values.schema.json
+
+generated: helm-schema ## Write anew the files that are made from code
+	@page=$$($(BIN)/python -m deploy.main config reference) && printf '%s\n' "$$page" >docs/configuration.md
+	@$(BIN)/python -m deploy.observability helm/sluice >/dev/null
 
 helm-lint: helm-tools ## Lint, render and validate the chart for every values file of its own
 	@$(PYTEST) tests/helm -m "not slow" -q
