@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from core.config import DeployConfig
+from core.errors import ConfigError
 from deploy.cli.arguments import (
     Commands,
     add_assignments,
@@ -53,6 +54,8 @@ def _scale(arguments: argparse.Namespace) -> int:
 
 def _update(arguments: argparse.Namespace) -> int:
     named = {"deploy.name": arguments.name}
+    if arguments.config is None and not arguments.assignments:
+        raise ConfigError("say what to go by: --config FILE, or --set section.field=value")
     config = load_settings(arguments.config, named, arguments.assignments)
     return run_update(config.deploy.name, arguments.address, config)
 
@@ -97,7 +100,10 @@ def _add_scale(commands: Commands) -> None:
 
 
 def _add_update(commands: Commands) -> None:
-    summary = "Have a running deployment go by a new config, one worker after the other."
+    summary = (
+        "Have a running deployment go by a new config, one worker after the other. What it does "
+        "not say is as by default, whatever was said before."
+    )
     update = add_command(commands, "update", _update, summary)
     update.add_argument("--config", type=Path, metavar="FILE", help="YAML config file")
     add_assignments(update)

@@ -11,11 +11,12 @@ from core.config import DeployConfig, SluiceConfig
 from core.errors import ConfigError
 from core.ids import WorkerId
 from core.logs import LogFormat
-from core.messages import Party
+from core.messages import Party, Role
 from core.worker_context import WorkerContext
 from deploy.supervision.changes import deploy_settings_of, refuse_fixed
 from deploy.supervision.launch import Launch
 from deploy.supervision.placement import router_bundle, worker_bundle
+from deploy.supervision.service_names import worker_name
 from deploy.supervision.services import RouterService, WorkerService
 from engine.threads import thread_environment
 from router.server import RouterContext
@@ -117,8 +118,16 @@ class DeploymentPlan:
         """Return the plan by ``config``, with as many workers as before.
 
         Raises:
-            ConfigError: it changes what holds for the deployment's life; names the fields.
+            ConfigError: it changes what holds for the deployment's life, or no worker could be
+                started by it; names the fields.
         """
+        plan = self._changed(config)
+        roles: tuple[Role, ...] = ("prefill", "decode")
+        for role in roles:
+            plan.launch(role, worker_name(role, 0))
+        return plan
+
+    def _changed(self, config: SluiceConfig) -> "DeploymentPlan":
         refuse_fixed(self.config, config, own_router=self.own_router)
         kept: dict[str, object] = {
             "deploy": config.deploy.model_copy(

@@ -177,3 +177,14 @@ def test_the_ports_that_were_found_at_the_start_stay() -> None:
     launch: Any = updated.launch("router", "router")
     assert launch.service.context.config.router.port == 41234
     assert updated.revision("decode") != plan.revision("decode")
+
+
+@pytest.mark.parametrize("own_router", [True, False])
+def test_what_no_worker_could_be_started_by_is_refused_before_it_is_wanted(
+    own_router: bool,
+) -> None:
+    """The controller would meet it at each start of a worker, and end by it, again and again."""
+    router = {"control_address": "tcp://router:7000"}
+    plan = plan_of(config_of(router=router), own_router=own_router)
+    with pytest.raises(ConfigError, match=r"model.device: cuda, but Ray sees no GPU"):
+        plan.updated(config_of(router=router, model={"device": "cuda"}))

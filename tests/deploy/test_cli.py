@@ -50,6 +50,7 @@ def one_error_line(capsys: pytest.CaptureFixture[str]) -> str:
         (["scale", "decode=1", "--name", "../run/a"], "--name: '../run/a' is no deploy.name"),
         (["down", "--name", "a" * 5000], "aaa' is no deploy.name, which has 1 to 63"),
         (["update", "--name", "A B"], "deploy.name"),
+        (["update", "--name", "a"], "say what to go by: --config FILE, or --set"),
         (["scale"], "prefill=N"),
         (["scale", "router=2"], "'router=2'"),
         (["scale", "decode=0"], "sluice down"),
