@@ -237,6 +237,7 @@ class ControlLoop:
         given_up = [event for action in actions if (event := self._carry_out(action, plan))]
         # After the acting, which may have started anew what these events tell of.
         self._tell([*self._services.take_events(), *given_up])
+        self._killed &= self._services.revisions.keys()
         self._drop_what_is_over(observed)
 
     def _carry_out(self, action: Action, plan: Plan) -> Event | None:
@@ -266,11 +267,14 @@ class ControlLoop:
                     self._killed.discard(name)
                     log.log(level, "event=died service=%s reason=%s", name, reason)
                 case ProcessStarted(name, identity):
+                    self._killed.discard(name)
                     log.info("event=up service=%s pid=%d", name, identity.pid)
                 case GaveUp(name, reason):
                     log.error("event=stays_down service=%s reason=%s", name, reason)
-                case ServiceEnded(name, error) if error is not None:
-                    log.error("event=refused service=%s reason=%s", name, error)
+                case ServiceEnded(name, error):
+                    self._killed.discard(name)
+                    if error is not None:
+                        log.error("event=refused service=%s reason=%s", name, error)
                 case _:
                     pass
         self._events.append(events)

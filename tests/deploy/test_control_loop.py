@@ -18,7 +18,14 @@ from core.config import DeployConfig, SluiceConfig
 from core.messages import DesiredWorkers, Party
 from deploy.supervision.control_loop import ControlLoop, Row
 from deploy.supervision.desired import Observed, State
-from deploy.supervision.events import Event, GaveUp, ProcessDied
+from deploy.supervision.events import (
+    Event,
+    GaveUp,
+    ProcessDied,
+    ProcessIdentity,
+    ProcessStarted,
+    ServiceEnded,
+)
 from deploy.supervision.launch import Launch
 from deploy.supervision.placement import Bundle
 from deploy.supervision.wanted import Wanted, first_wanted
@@ -26,6 +33,7 @@ from deploy.supervision.wanted import Wanted, first_wanted
 ANSWER_WAIT_S = 20.0
 """An answer that waits for the fleet does not come at all: the fleet stands still meanwhile."""
 GATE_WAIT_S = 60.0
+LIFE = ProcessIdentity(1, "here", "decode-0", "decode", "a")
 T = TypeVar("T")
 
 
@@ -291,3 +299,23 @@ def test_only_a_death_that_nobody_ordered_is_a_warning(
         "event=died service=decode-0 reason=killed": "INFO",
         "event=died service=decode-1 reason=lost": "WARNING",
     }
+
+
+@pytest.mark.parametrize(
+    "told",
+    [ServiceEnded("decode-0", None), ProcessStarted("decode-0", LIFE)],
+    ids=["ended-first", "lives-again"],
+)
+def test_a_kill_that_met_no_life_hides_no_later_crash(
+    told: Event, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.step()
+    world.fleet.seen["decode-0"] = replace(
+        world.fleet.seen["decode-0"], state="ready", silence_s=9999.0
+    )
+    world.step()
+    world.fleet.seen["decode-0"] = replace(world.fleet.seen["decode-0"], silence_s=0.0)
+    world.fleet.events += [told, ProcessDied("decode-0", "SIGSEGV")]
+    with caplog.at_level(logging.INFO, logger="deploy.supervision.control_loop"):
+        world.step()
+    assert ["WARNING"] == [r.levelname for r in caplog.records if "died" in r.getMessage()]
