@@ -131,7 +131,7 @@ def _values(entry: Entry) -> Iterator[str]:
             continue
         if name == "last":
             if value:
-                yield "the last one"
+                yield "of the last chunk"
         elif name == "seconds":
             yield milliseconds(float(value))
         elif name == "nbytes":
