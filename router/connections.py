@@ -1,16 +1,17 @@
 """One connection of a client: what it may cost before the router knows what it asks for.
 
 The server's own protocol takes a head of any length, waits for it for ever, and, where a client has
-sent its next request already, does not tell the running one that the client has left. To HTTP/1.0,
-which proxies such as nginx speak by default, it sends chunks that only HTTP/1.1 knows.
+sent its next request already, does not tell the running one that the client has left. Told to end,
+it drops the requests that it reads from then on.
 """
 
 import asyncio
 from typing import Final
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from router.http10 import UnchunkedApp
 from router.responses import ErrorBody, Problem, to_json
 
 HEAD_TIMEOUT_S: Final = 30.0
@@ -29,13 +30,18 @@ _REASONS: Final = {
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """Use as uvicorn's ``http``. Bounds the head in bytes and time; an end reaches what runs."""
+    """Use as uvicorn's ``http``. Bounds the head in bytes and time; an end reaches what runs.
+
+    A request whose head was read is answered, unless the answer before it has ended the connection.
+    """
 
     _head_nbytes: int | None = 0
     """Received of the head that is not complete; None: a body or nothing is expected."""
     _head_timer: asyncio.TimerHandle | None = None
     _cycles: tuple[RequestResponseCycle, ...] = ()
     """Of requests that are not answered yet, the one that runs first."""
+    _is_leaving: bool = False
+    """Whether the connection ends when nothing is unanswered any more."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See ``asyncio.Protocol``."""
@@ -80,8 +86,27 @@ class BoundedConnection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         """Run ``app`` for one request."""
         if cycle.scope["http_version"] == "1.0":
-            app = _UnchunkedApp(app, cycle)
+            app = UnchunkedApp(app, cycle)
         super()._start_asgi_task(cycle, app)  # pyright: ignore[reportArgumentType]
+
+    def on_response_complete(self) -> None:
+        """See ``RequestResponseCycle``; the next request runs, if one waits."""
+        if self._is_leaving and not self._unanswered():
+            self.transport.close()
+        super().on_response_complete()
+
+    def leave(self, *, now: bool) -> None:
+        """End with the last answer to what was asked; at once, if all is answered and ``now``.
+
+        Without ``now``, an idle connection ends with the answer to what it asks next.
+        """
+        self._is_leaving = True
+        if now and not self._unanswered():
+            self.transport.close()
+
+    def shutdown(self) -> None:
+        """See ``uvicorn.Server``."""
+        self.leave(now=True)
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, in the form of all errors."""
@@ -116,30 +141,3 @@ class BoundedConnection(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
-
-
-class _UnchunkedApp:
-    """ASGI middleware for one request: a body of no known length ends with its connection.
-
-    The server ends each connection of HTTP/1.0 after one answer, and says so in its head.
-    """
-
-    def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:
-        self._app = app
-        self._cycle = cycle
-        self._has_length = True
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on."""
-
-        async def plain_send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                names = {name.lower() for name, _ in message.get("headers", ())}
-                self._has_length = b"content-length" in names
-            if not self._has_length:
-                self._cycle.chunked_encoding = False
-                # The server counts down to 0 what it was promised: each part is all of it.
-                self._cycle.expected_content_length = len(message.get("body", b""))
-            await send(message)
-
-        await self._app(scope, receive, plain_send)

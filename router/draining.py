@@ -2,6 +2,7 @@
 
     drain ─▶ ``/readyz`` is 503, every answer ends its connection
       └─ ``router.drain_delay_s`` ─▶ new requests are refused; the service is over when none is left
+           └─ kept connections end with their last answer; after a delay, idle ones at once
 
 Whoever spreads connections over several routers hears of the drain later than the router does, and
 connections that are kept alive stay where they are. Both are served meanwhile.
@@ -13,9 +14,9 @@ from collections.abc import Callable
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router.admission import Admission
+from router.connections import BoundedConnection
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +48,9 @@ async def leave_from(
     admission.announce_end()
     await asyncio.sleep(delay_s)
     admission.refuse()
-    for connection in list(server.server_state.connections):
-        # Its last answer began before the drain and has promised to keep the connection.
-        if isinstance(connection, HttpToolsProtocol) and (delay_s or _is_answering(connection)):
-            connection.shutdown()  # at the answer's end; now where nothing was asked amid the delay
-
-
-def _is_answering(connection: HttpToolsProtocol) -> bool:
-    has_request = connection.cycle is not None  # pyright: ignore[reportUnnecessaryComparison]
-    return has_request and not connection.cycle.response_complete
+    connections: list[object] = [*server.server_state.connections]
+    for connection in connections:
+        # Answers that began before the drain have promised to keep it. Without a delay nobody has
+        # had the time to ask once more and be told otherwise.
+        if isinstance(connection, BoundedConnection):
+            connection.leave(now=delay_s > 0)

@@ -225,6 +225,74 @@ async def test_a_stream_that_outlasts_the_delay_ends_its_connection(
     await asyncio.wait_for(router.serving, 10)
 
 
+@pytest.mark.parametrize("sent", ["before_the_drain", "after_the_delay"])
+@pytest.mark.parametrize("delay_s", [0.0, 0.1])
+async def test_a_pipelined_request_is_answered_though_its_router_has_left_meanwhile(
+    start_router: StartRouter, delay_s: float, sent: str
+) -> None:
+    """The answer before it has promised to keep the connection, and was the last one when read."""
+    router = await start_router(drain_delay_s=delay_s)
+    go_on = asyncio.Event()
+
+    async def wait(worker: ScriptedWorker, generate: Generate) -> None:
+        worker.output(generate, (20,))
+        await go_on.wait()
+        worker.output(generate, (21,), finish="stop")
+
+    worker = await router.start_worker(wait)
+    body = json.dumps({"model": MODEL, "prompt": "hello", "max_tokens": 4, "stream": True})
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    asked = f"{head}{body}".encode()
+    answer, sink = await asyncio.open_connection("127.0.0.1", httpx.URL(router.address.http).port)
+    sink.write(asked * 2 if sent == "before_the_drain" else asked)
+    async with asyncio.timeout(4):
+        assert b"connection: close" not in await answer.readuntil(b"\r\n\r\n")
+        router.lifecycle.drain.set()
+        await asyncio.sleep(0.5)
+        if sent == "after_the_delay":
+            sink.write(asked)
+        assert (await ask(router)).status_code == 503
+        go_on.set()
+        assert (await answer.readuntil(b"0\r\n\r\n")).endswith(b"[DONE]\n\n\r\n0\r\n\r\n")
+        head, _, refusal = (await answer.read()).decode().partition("\r\n\r\n")
+    assert " 503 " in head
+    assert "connection: close" in head
+    assert json.loads(refusal)["error"]["code"] == "shutting_down"
+    assert len(worker.generates) == 1
+    sink.close()
+    await asyncio.wait_for(router.serving, 10)
+
+
+async def test_without_a_delay_the_next_request_of_a_kept_connection_is_refused_not_cut(
+    start_router: StartRouter,
+) -> None:
+    router = await start_router(drain_delay_s=0.0)
+    go_on = asyncio.Event()
+
+    async def wait(worker: ScriptedWorker, generate: Generate) -> None:
+        await go_on.wait()
+        await say([20, 21])(worker, generate)
+
+    worker = await router.start_worker(wait)
+    pending = asyncio.create_task(ask(router))
+    await worker.wait_for(lambda: len(worker.generates) == 1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(router.address.http).port)
+    asked = b"GET /readyz HTTP/1.1\r\nhost: x\r\n\r\n"
+    async with asyncio.timeout(4):
+        writer.write(asked)
+        assert b"200 OK" in await reader.readuntil(b"}")
+        router.lifecycle.drain.set()
+        await asyncio.sleep(0.2)
+        writer.write(asked)
+        answer = await reader.read()
+    assert b" 503 " in answer
+    assert b"connection: close" in answer
+    go_on.set()
+    assert (await pending).status_code == 200
+    writer.close()
+    await asyncio.wait_for(router.serving, 10)
+
+
 async def test_a_kept_connection_that_asks_nothing_amid_the_delay_ends_with_it(
     start_router: StartRouter,
 ) -> None:
