@@ -272,7 +272,8 @@ class ApiClient:
             connection.request(method, path, body, headers)
             return connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
-            raise UnreachableError(f"nothing answers at {self.url} ({error})") from error
+            reason = f"nothing answers at {self.url} ({error}); --url names another"
+            raise UnreachableError(reason) from error
 
 
 def _error_message(status: int, body: bytes) -> str:

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -38,10 +38,12 @@ def run_file(name: str) -> Path:
 def announced(name: str, session: RunningSession) -> Generator[None]:
     """Leave the file for the time of the ``with`` block; the latest deployment of a name wins.
 
+    Where an earlier one still runs, a warning says that commands do not reach that any more.
     Where it cannot be written, such as in a read-only home, a warning says what does not work.
     """
     path = run_file(name)
     try:
+        _warn_of_other(name)
         _write(path, session)
     except OSError as error:
         log.warning(
@@ -56,6 +58,16 @@ def announced(name: str, session: RunningSession) -> Generator[None]:
     finally:
         if find_session(name) == session:
             path.unlink(missing_ok=True)
+
+
+def _warn_of_other(name: str) -> None:
+    with suppress(ConfigError):  # what cannot be read is written anew
+        if (other := find_session(name)) is not None:
+            log.warning(
+                "event=name_shared name=%s pid=%d reason=it runs here, too, and sluice scale, "
+                "update and down will reach this deployment only; give each a deploy.name",
+                *(name, other.pid),
+            )
 
 
 def _write(path: Path, session: RunningSession) -> None:

@@ -181,7 +181,7 @@ def test_the_ports_that_were_found_at_the_start_stay() -> None:
 
 @pytest.mark.parametrize("own_router", [True, False])
 def test_what_no_worker_could_be_started_by_is_refused_before_it_is_wanted(
-    own_router: bool,
+    *, own_router: bool
 ) -> None:
     """The controller would meet it at each start of a worker, and end by it, again and again."""
     router = {"control_address": "tcp://router:7000"}

@@ -50,6 +50,8 @@ def one_error_line(capsys: pytest.CaptureFixture[str]) -> str:
         (["scale", "decode=1", "--name", "../run/a"], "--name: '../run/a' is no deploy.name"),
         (["down", "--name", "a" * 5000], "aaa' is no deploy.name, which has 1 to 63"),
         (["update", "--name", "A B"], "deploy.name"),
+        (["scale", "--decode", "2"], "sluice scale: error: unrecognized arguments: --decode"),
+        (["update", "new.yaml"], "sluice update: error: unrecognized arguments: new.yaml"),
         (["update", "--name", "a"], "say what to go by: --config FILE, or --set"),
         (["scale"], "prefill=N"),
         (["scale", "router=2"], "'router=2'"),

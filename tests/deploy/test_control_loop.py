@@ -318,4 +318,4 @@ def test_a_kill_that_met_no_life_hides_no_later_crash(
     world.fleet.events += [told, ProcessDied("decode-0", "SIGSEGV")]
     with caplog.at_level(logging.INFO, logger="deploy.supervision.control_loop"):
         world.step()
-    assert ["WARNING"] == [r.levelname for r in caplog.records if "died" in r.getMessage()]
+    assert [r.levelname for r in caplog.records if "died" in r.getMessage()] == ["WARNING"]

@@ -5,6 +5,7 @@ written.
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,15 @@ def test_where_nothing_can_be_written_it_serves_on_and_says_so_in_one_line(
     assert "event=not_findable" in record.getMessage()
     assert str(cache) in record.getMessage()
     assert "SLUICE_CACHE" in record.getMessage()
+
+
+def test_a_second_deployment_of_one_name_says_that_the_first_is_out_of_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SLUICE_CACHE", str(tmp_path))
+    with announced("a", SESSION):
+        assert not caplog.records
+        with announced("a", replace(SESSION, address="127.0.0.1:2")):
+            (record,) = caplog.records
+    assert f"event=name_shared name=a pid={SESSION.pid}" in record.getMessage()
+    assert find_session("a") is None
