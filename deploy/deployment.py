@@ -1,25 +1,21 @@
 """A whole deployment as a ``with`` block: model, ports, Ray, router and workers, and their end."""
 
-import os
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 
 from rich.console import Console
 
-from core.channel import DeploymentKeys
-from core.config import DeployConfig, RouterConfig, SluiceConfig
+from core.config import RouterConfig, SluiceConfig
 from core.errors import ConfigError, SluiceError
 from core.ids import WorkerId
-from core.messages import Role
 from deploy.api_client import ApiClient, UnreachableError
 from deploy.cluster.environment import cluster_address
 from deploy.cluster.ports import claim_port
-from deploy.cluster.session import PROJECT_ROOT, RaySession, ray_session
+from deploy.cluster.session import RaySession, ray_session
+from deploy.driver import findable, not_ready, plan_of, refuse_detached_in_private
 from deploy.model_source import ModelFolder, resolve_model
-from deploy.run_file import RunningSession, announced
 from deploy.supervision.events import Event, EventQueue, StopRequested
-from deploy.supervision.plan import DeploymentPlan
 from deploy.supervision.service_names import worker_name
 from deploy.supervision.stop_signals import StopSignals
 from deploy.supervision.supervisor import Supervisor
@@ -91,13 +87,14 @@ class Deployment:
                 if time.monotonic() > deadline:
                     missing = ", ".join(sorted(self._expected() - shown)) or "a first generation"
                     reason = self._supervisor.waits() or f"missing: {missing}"
-                    raise SluiceError(
-                        f"not ready after {self._config.deploy.start_timeout_s:.0f} s "
-                        f"(deploy.start_timeout_s); {reason}"
-                    )
+                    raise not_ready(self._config.deploy, reason)
 
     def _expected(self) -> set[WorkerId]:
-        return {worker_id for _, worker_id in _workers(self._config.deploy)}
+        return {
+            worker_name(role, index)
+            for role, count in self._config.deploy.counts.items()
+            for index in range(count)
+        }
 
     def _is_complete(self, shown: set[WorkerId], console: Console) -> bool:
         try:
@@ -161,32 +158,6 @@ def running(config: SluiceConfig, console: Console) -> Generator[Deployment]:
                     console.print("stopped")
 
 
-def refuse_detached_in_private(config: SluiceConfig) -> None:
-    """Refuse a deployment that is to outlive the session that it would run in.
-
-    Raises:
-        ConfigError: as said.
-    """
-    if config.deploy.lifetime == "detached" and cluster_address(config.deploy) is None:
-        raise ConfigError(
-            "deploy.lifetime=detached: a Ray session of its own ends with this process; give "
-            "deploy.ray_address, or lifetime: job"
-        )
-
-
-@contextmanager
-def findable(name: str, session: RaySession) -> Generator[None]:
-    """Let commands of this user find a private session; a cluster's address they are given."""
-    if not session.private:
-        yield
-        return
-    running_session = RunningSession(
-        address=session.address, token=os.environ["RAY_AUTH_TOKEN"], pid=os.getpid()
-    )
-    with announced(name, running_session):
-        yield
-
-
 def _announce(config: SluiceConfig, model: ModelFolder, console: Console) -> None:
     name = config.model.served_name or model.served_name
     counts = f"{config.deploy.prefill} prefill, {config.deploy.decode} decode"
@@ -216,45 +187,3 @@ def client_of(config: SluiceConfig) -> ApiClient:
 def _url(router: RouterConfig) -> str:
     host = "127.0.0.1" if router.host in WILDCARD_HOSTS else router.host
     return f"http://[{host}]:{router.port}" if ":" in host else f"http://{host}:{router.port}"
-
-
-def plan_of(
-    config: SluiceConfig, model: ModelFolder, session: RaySession, *, own_router: bool = True
-) -> DeploymentPlan:
-    """Return how the services of ``config`` are started in ``session``."""
-    host = session.driver_host
-    address = config.router.control_address
-    if own_router or address is None:
-        port = claim_port(host, config.router.control_port, field="router.control_port")
-        address = f"tcp://{host}:{port}"
-    return DeploymentPlan(
-        config=config,
-        model_path=model.path,
-        served_name=config.model.served_name or model.served_name,
-        keys=DeploymentKeys.generate(),
-        host=host,
-        router_address=address,
-        own_router=own_router,
-        private=session.private,
-        num_gpus=session.num_gpus,
-        environment=_environment(session),
-    )
-
-
-def _environment(session: RaySession) -> dict[str, str]:
-    environment = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    if session.temp_folder is not None:
-        environment["TMPDIR"] = str(session.temp_folder)  # libraries leave folders behind
-    if session.private:
-        # A joined cluster gets our packages through Ray's runtime environment instead.
-        environment["PYTHONPATH"] = str(PROJECT_ROOT)
-        # On one machine KV crosses by shared memory; UCX need not listen on any other interface.
-        environment["UCX_NET_DEVICES"] = os.environ.get("UCX_NET_DEVICES", "lo")
-    return environment
-
-
-def _workers(deploy: DeployConfig) -> Iterator[tuple[Role, WorkerId]]:
-    for index in range(deploy.prefill):
-        yield "prefill", worker_name("prefill", index)
-    for index in range(deploy.decode):
-        yield "decode", worker_name("decode", index)

@@ -8,11 +8,11 @@ from pathlib import Path
 from rich.console import Console
 
 from core.config import SluiceConfig
-from core.errors import ConfigError, SluiceError
+from core.errors import ConfigError
 from core.logs import set_up_logging
 from deploy.cluster.session import ray_session
 from deploy.config.watch import ConfigWatch
-from deploy.deployment import findable, plan_of, refuse_detached_in_private
+from deploy.driver import findable, not_ready, plan_of, refuse_detached_in_private
 from deploy.model_source import resolve_model
 from deploy.supervision.events import EventQueue, StopRequested
 from deploy.supervision.shortage import RoomWatch
@@ -145,13 +145,10 @@ def _run(
         if supervisor.is_ready:
             continue
         states = [row.state for row in supervisor.services()]
-        if states.count("ready") >= config.deploy.prefill + config.deploy.decode:
+        if states.count("ready") >= sum(config.deploy.counts.values()):
             supervisor.is_ready = True
             console.print("all workers are ready", highlight=False)
             if config.deploy.lifetime == "detached":
                 return True
         elif time.monotonic() > deadline:
-            raise SluiceError(
-                f"not ready after {config.deploy.start_timeout_s:.0f} s "
-                f"(deploy.start_timeout_s); {supervisor.waits() or 'workers still load'}"
-            )
+            raise not_ready(config.deploy, supervisor.waits() or "workers still load")
