@@ -263,6 +263,28 @@ async def test_a_pipelined_request_is_answered_though_its_router_has_left_meanwh
     await asyncio.wait_for(router.serving, 10)
 
 
+async def test_what_is_pipelined_behind_the_promised_end_is_not_begun(
+    start_router: StartRouter,
+) -> None:
+    """Who asks amid the delay is told that the connection ends; RFC 9112, 9.6: ask anew."""
+    router = await start_router(drain_delay_s=1.0)
+    worker = await router.start_worker(say([20, 21]))
+    router.lifecycle.drain.set()
+    body = json.dumps({"model": MODEL, "prompt": "hello", "max_tokens": 4})
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(router.address.http).port)
+    await asyncio.sleep(0.1)
+    writer.write(f"{head}{body}".encode() * 2)
+    async with asyncio.timeout(4):
+        head, _, answer = (await reader.read()).decode().partition("\r\n\r\n")
+    assert " 200 OK" in head
+    assert "connection: close" in head
+    assert json.loads(answer)["choices"]
+    writer.close()
+    await asyncio.wait_for(router.serving, 10)
+    assert len(worker.generates) == 1
+
+
 async def test_without_a_delay_the_next_request_of_a_kept_connection_is_refused_not_cut(
     start_router: StartRouter,
 ) -> None:
