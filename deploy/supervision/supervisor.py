@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from core.config import SluiceConfig
 from core.errors import ConfigError, SluiceError
 from deploy.cluster.bounded import run_bounded
+from deploy.cluster.ray_errors import last_line
 from deploy.supervision import controller, wanted
 from deploy.supervision.control_loop import Row
 from deploy.supervision.controller import RemoteController
@@ -23,7 +24,7 @@ from deploy.supervision.lookup import find, find_controller, namespace_of, servi
 from deploy.supervision.sentinel import RemoteSentinel
 from deploy.supervision.service_names import role_of
 from deploy.supervision.shortage import shortage
-from deploy.supervision.stopping import last_line, stop_all
+from deploy.supervision.stopping import stop_all
 from deploy.supervision.wanted import Beginning, first_wanted
 
 log = logging.getLogger(__name__)
