@@ -157,34 +157,19 @@ def _mismatches(config: SluiceConfig) -> Iterator[Fault]:
             f"router.drain_delay_s: {delay_s} leaves no time to finish requests in; give less than "
             f"deploy.drain_timeout_s ({timeout_s})",
         )
-    yield from _shared_ports(config)
+    port = config.router.control_port
+    if port and port == config.router.port:
+        yield Fault(
+            (("router", "control_port"), ("router", "port")),
+            f"router.control_port: {port} is router.port too, and one process listens on both; "
+            "give another one, or 0 for a free one",
+        )
     if config.deploy.prefill:
         prefill, decode = (
             RoleSections(own.model, own.cache, own.transfer)
             for own in (config.for_role("prefill"), config.for_role("decode"))
         )
         yield from find_mismatches(prefill, decode, config.kv_groups)
-
-
-def _shared_ports(config: SluiceConfig) -> Iterator[Fault]:
-    """Yield each port that two would listen on. Free ones (0) never meet.
-
-    Routers that run by themselves may be on machines without a worker, or in pods of their own.
-    """
-    api = (("router", "port"), config.router.port)
-    control = (("router", "control_port"), config.router.control_port)
-    pairs = [(control, api, "one process listens on both")]
-    if config.router.control_address is None:
-        metrics = (("metrics", "port"), config.metrics.port)
-        reason = "a worker may be on the router's machine"
-        pairs += [(metrics, api, reason), (metrics, control, reason)]
-    for (place, port), (other, taken), reason in pairs:
-        if port and port == taken:
-            yield Fault(
-                (place, other),
-                f"{'.'.join(place)}: {port} is {'.'.join(other)} too, and {reason}; "
-                "give another one, or 0 for a free one",
-            )
 
 
 def _overrides(content: Mapping[str, object], role: Role) -> dict[str, dict[str, object]]:

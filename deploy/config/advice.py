@@ -1,4 +1,4 @@
-"""What a config may say and seldom means. Pure, but for what ``Machine`` reads."""
+"""What a config may say and seldom means. Pure, but for ``Machine`` and ``RAY_ADDRESS``."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from core.config import SluiceConfig
 from core.config_layers import Place
+from deploy.cluster.environment import cluster_address
 from deploy.config.reference import reference
 from deploy.config.settings import PREFIX
 from deploy.doctor.config import worker_host_gib
@@ -24,12 +25,13 @@ class Advice:
 
 def advise(config: SluiceConfig, machine: Machine) -> list[Advice]:
     """Return what is unwise in ``config``, on ``machine`` if that is where it starts workers."""
+    is_on_one_machine = cluster_address(config.deploy) is None
     return [
-        *_memory(config, machine),
+        *(_memory(config, machine) if is_on_one_machine else ()),
         *_shapes(config),
         *_times(config),
         *_numbers(config),
-        *_ports(config),
+        *(_ports(config) if is_on_one_machine else ()),
         *_storage(config),
     ]
 
@@ -57,7 +59,7 @@ def _letters(variable: str) -> str:
 
 def _memory(config: SluiceConfig, machine: Machine) -> Iterator[Advice]:
     total_nbytes = machine.meminfo_nbytes("MemTotal")
-    if config.deploy.ray_address is not None or total_nbytes is None:
+    if total_nbytes is None:
         return
     counts = config.deploy.counts
     needed_gib = sum(count * worker_host_gib(config, role) for role, count in counts.items())
@@ -133,11 +135,20 @@ def _numbers(config: SluiceConfig) -> Iterator[Advice]:
 
 def _ports(config: SluiceConfig) -> Iterator[Advice]:
     num_workers = sum(config.deploy.counts.values())
-    if config.metrics.port and num_workers > 1 and config.deploy.ray_address is None:
+    port = config.metrics.port
+    if not port:
+        return
+    if num_workers > 1:
         yield Advice(
             (("metrics", "port"),),
-            f"metrics.port={config.metrics.port}: {num_workers} workers on one machine cannot all "
-            "listen there; give 0 for a free one each, or have one worker per host or pod",
+            f"metrics.port={port}: {num_workers} workers on one machine cannot all listen there; "
+            "give 0 for a free one each, or have one worker per host or pod",
+        )
+    elif port in {config.router.port, config.router.control_port}:
+        yield Advice(
+            (("metrics", "port"), ("router", "port"), ("router", "control_port")),
+            f"metrics.port={port}: the router listens there, on the same machine; give another "
+            "one, or 0 for a free one",
         )
 
 

@@ -191,6 +191,8 @@ def test_the_file_may_be_given_as_to_the_other_commands(
             "memory:/// is each process's own",
         ),
         ("metrics: {port: 9400}", "2 workers on one machine cannot all listen there"),
+        ("deploy: {ray_address: local}\nmetrics: {port: 9400}", "2 workers on one machine"),
+        ("deploy: {prefill: 0}\nmetrics: {port: 8000}", "8000: the router listens there"),
         ("deploy: {prefill: 0}\nprefill: {cache: {memory_gib: 1}}", "no prefill worker is started"),
     ],
 )
@@ -220,6 +222,17 @@ def test_what_may_well_be_meant_is_not_warned_of(
     content: dict[str, object], machine: Machine
 ) -> None:
     assert advise(SluiceConfig.parse(content, source="f"), machine) == []
+
+
+def test_a_cluster_that_the_environment_names_is_not_this_machine(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = SluiceConfig.parse(
+        {"cache": {"memory_gib": 40}, "metrics": {"port": 9400}}, source="f"
+    )
+    assert len(advise(config, machine)) == 2
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.5:6379")
+    assert advise(config, machine) == []
 
 
 def test_a_machine_whose_memory_is_unknown_is_not_judged(tmp_path: Path) -> None:
