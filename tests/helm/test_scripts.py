@@ -1,5 +1,6 @@
 """The scripts that pods run, against a real deployment on a real Ray node."""
 
+import json
 import os
 import signal
 import socket
@@ -9,6 +10,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,13 +115,11 @@ def _wait_open(port: int) -> None:
 def _wait_ready(url: str, log: Path) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
-        try:
-            urllib.request.urlopen(f"{url}/readyz", timeout=5).close()  # noqa: S310
-        except OSError:
-            assert time.monotonic() < deadline, log.read_text()[-3000:]
-            time.sleep(0.5)
-        else:
-            return
+        with suppress(OSError), urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:  # noqa: S310
+            if json.load(answer)["prefill"]:
+                return
+        assert time.monotonic() < deadline, log.read_text()[-3000:]
+        time.sleep(0.5)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

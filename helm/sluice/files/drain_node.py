@@ -13,12 +13,12 @@ import time
 from contextlib import suppress
 
 import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
+from ray.exceptions import ActorUnavailableError, RayError
 
 POLL_S = 0.5
-CALL_TIMEOUT_S = 15.0
-"""A worker under load answers late, and one that is not asked would lose its requests."""
 WAIT_END_S = 2.0
+KNOWN_WITHIN_S = 15.0
+"""A worker under load answers late who it is. One that Ray has not placed yet never does."""
 
 
 def leave_cluster(seconds: int) -> None:
@@ -35,32 +35,32 @@ def leave_cluster(seconds: int) -> None:
     )  # fmt: skip
 
 
-def workers_here() -> list[object]:
-    """Return the service actors whose process is in this pod."""
+def ask_all() -> dict[object, object]:
+    """Ask every service of the cluster who it is, and return whom by the question."""
     asked = {}
     for named in ray.util.list_named_actors(all_namespaces=True):
         with suppress(ValueError):  # gone meanwhile
             actor = ray.get_actor(named["name"], namespace=named["namespace"])
             if hasattr(actor, "identity"):
                 asked[actor.identity.remote()] = actor
-    if not asked:
-        return []
-    # All at once: those that Ray has not placed yet do not answer.
-    answers, _ = ray.wait(list(asked), num_returns=len(asked), timeout=CALL_TIMEOUT_S)
-    here = []
-    for answer in answers:
-        with suppress(RayError):
-            if ray.get(answer, timeout=CALL_TIMEOUT_S).host == socket.gethostname():
-                here.append(asked[answer])
-    return here
+    return asked
 
 
-def has_ended(actor: object) -> bool:
-    """Return whether the worker has finished what it had."""
+def is_here(answer: object) -> bool:
+    """Return whether the service runs in this pod."""
     try:
-        return ray.get(actor.wait_end.remote(WAIT_END_S), timeout=CALL_TIMEOUT_S) is not None
-    except (ActorUnavailableError, GetTimeoutError):
-        return False  # it is busy
+        return ray.get(answer).host == socket.gethostname()
+    except RayError:
+        return False
+
+
+def has_ended(answer: object) -> bool:
+    """Return whether the service has finished what it had."""
+    try:
+        return ray.get(answer) is not None
+    except ActorUnavailableError:
+        time.sleep(POLL_S)
+        return False
     except RayError:
         return True
 
@@ -70,13 +70,21 @@ def main() -> int:
     seconds = int(sys.argv[1])
     deadline = time.monotonic() + seconds
     ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
-    actors = workers_here()
+    asked, ends = ask_all(), {}
     leave_cluster(seconds)
-    for actor in actors:
-        actor.drain.remote()
-    while actors and time.monotonic() < deadline:
-        actors = [actor for actor in actors if not has_ended(actor)]
-        time.sleep(POLL_S)
+    known_by = time.monotonic() + KNOWN_WITHIN_S
+    while time.monotonic() < deadline and (ends or (asked and time.monotonic() < known_by)):
+        answers, _ = ray.wait([*asked, *ends], num_returns=1, timeout=POLL_S)
+        for answer in answers:
+            if answer in ends:
+                actor = ends.pop(answer)
+                is_waited_for = not has_ended(answer)
+            else:
+                actor = asked.pop(answer)
+                if is_waited_for := is_here(answer):
+                    actor.drain.remote()
+            if is_waited_for:
+                ends[actor.wait_end.remote(WAIT_END_S)] = actor
     return 0
 
 

@@ -40,17 +40,23 @@ def fetch(path: str, body: dict[str, object] | None = None, timeout_s: float = 1
 
 
 def wait_ready(deadline: float) -> None:
-    """Return when a generation can pass."""
-    while True:
-        try:
-            fetch("/readyz")
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise SystemExit(f"not ready within {TIMEOUT_S:.0f} s: {error}") from error
-            print(f"not ready yet: {error}", flush=True)
-            time.sleep(RETRY_S)
-        else:
-            return
+    """Return when a generation can pass, by way of a prefill worker if that is what is expected."""
+    while (lack := lacking()) is not None:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"not ready within {TIMEOUT_S:.0f} s: {lack}")
+        print(f"not ready yet: {lack}", flush=True)
+        time.sleep(RETRY_S)
+
+
+def lacking() -> str | None:
+    """Return what a generation has to wait for; None: nothing."""
+    try:
+        ready = json.loads(fetch("/readyz"))
+    except OSError as error:
+        return str(error)
+    if EXPECTED_PATH == "disaggregated" and not ready["prefill"]:
+        return "no prefill worker is ready"
+    return None
 
 
 def generate(deadline: float) -> str:
