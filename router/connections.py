@@ -80,6 +80,9 @@ class BoundedConnection(HttpToolsProtocol):
         """See ``httptools``."""
         self._head_nbytes = None
         self._stop_timer()
+        assert self.parser is not None, "it calls this"
+        if self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False  # knows no such answer: RFC 9110, 10.1.1
         super().on_headers_complete()
         self._cycles = (*self._unanswered(), self.cycle)
 
@@ -96,21 +99,28 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_response_complete()
 
     def leave(self, *, now: bool) -> None:
-        """End with the last answer to what was asked; at once, if all is answered and ``now``.
+        """End with the last answer to what was asked; at once, if ``now`` and it is only kept.
 
-        Without ``now``, an idle connection ends with the answer to what it asks next.
+        Otherwise an idle connection ends with the answer to what it asks next.
         """
         self._is_leaving = True
-        if now and not self._unanswered():
+        if now and self._is_only_kept():
             self.transport.close()
 
     def shutdown(self) -> None:
-        """See ``uvicorn.Server``."""
-        self.leave(now=True)
+        """See ``uvicorn.Server``: end with the last answer, or at once."""
+        self._is_leaving = True
+        if not self._unanswered():
+            self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, in the form of all errors."""
         self._refuse(400, msg)
+
+    def _is_only_kept(self) -> bool:
+        """Whether it has asked, all is answered, and nothing is on its way as far as is seen."""
+        is_between = self._head_nbytes is None and not self._unanswered()
+        return bool(self._cycles) and is_between and not self.cycle.more_body
 
     def _unanswered(self) -> tuple[RequestResponseCycle, ...]:
         return tuple(cycle for cycle in self._cycles if not cycle.response_complete)

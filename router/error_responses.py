@@ -50,15 +50,18 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
     """Return the response to an unknown path or a wrong method."""
     assert isinstance(error, HTTPException), "registered for this type"
     path, method = request.url.path, request.method
+    headers = dict(error.headers or {})
+    if headers.get("Allow") == "GET":
+        headers["Allow"] = "GET, HEAD"  # two routes to Starlette, which names the first
     if error.status_code == 404:  # noqa: PLR2004
         message = f"{method} {path:.100} does not exist; see GET /openapi.json"
     elif error.status_code == 405:  # noqa: PLR2004
-        allowed = (error.headers or {}).get("Allow", "another method")
+        allowed = headers.get("Allow", "another method")
         message = f"{method} is not allowed on {path:.100}; use {allowed}"
     else:
         message = str(error.detail)
     body = to_json(ErrorBody(Problem(message, "invalid_request_error", None, None)))
-    return Response(body, error.status_code, error.headers, media_type="application/json")
+    return Response(body, error.status_code, headers, media_type="application/json")
 
 
 class RefusedBodyResponse(Response):

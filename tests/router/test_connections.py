@@ -187,6 +187,13 @@ async def test_an_answer_of_known_length_to_http_1_0_says_it(
     assert b"transfer-encoding" not in head
 
 
+async def test_http_1_0_is_not_told_to_continue(router: RunningRouter) -> None:
+    """It knows no such answer and would take it for the answer; RFC 9110, 10.1.1."""
+    async with connected(router) as (reader, writer):
+        writer.write(ASKED.replace(b"HTTP/1.1", b"HTTP/1.0\r\nexpect: 100-continue"))
+        assert (await reader.readline()).split()[1] == b"503"  # no worker is there
+
+
 async def test_a_client_of_http_1_0_that_leaves_ends_its_stream(router: RunningRouter) -> None:
     async def one_token(worker: ScriptedWorker, generate: Generate) -> None:
         worker.output(generate, (20,))

@@ -342,6 +342,36 @@ async def test_a_kept_connection_that_asks_nothing_amid_the_delay_ends_with_it(
     await asyncio.wait_for(router.serving, 10)
 
 
+@pytest.mark.parametrize("begun", [b"", b"GET /readyz HTTP/1.1\r\n"], ids=["fresh", "half-a-head"])
+async def test_a_request_that_is_on_its_way_when_the_delay_ends_is_refused_not_cut(
+    start_router: StartRouter, begun: bytes
+) -> None:
+    """Many a client asks no second time on a connection that it has only just made."""
+    router = await start_router(drain_delay_s=0.2)
+    go_on = asyncio.Event()
+
+    async def wait(worker: ScriptedWorker, generate: Generate) -> None:
+        await go_on.wait()
+        await say([20, 21])(worker, generate)
+
+    worker = await router.start_worker(wait)
+    pending = asyncio.create_task(ask(router))
+    await worker.wait_for(lambda: len(worker.generates) == 1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(router.address.http).port)
+    writer.write(begun)
+    router.lifecycle.drain.set()
+    await asyncio.sleep(0.5)
+    writer.write(b"GET /readyz HTTP/1.1\r\nhost: x\r\n\r\n".removeprefix(begun))
+    async with asyncio.timeout(4):
+        answer = await reader.read()
+    assert b" 503 " in answer
+    assert b"connection: close" in answer
+    go_on.set()
+    assert (await pending).status_code == 200
+    writer.close()
+    await asyncio.wait_for(router.serving, 10)
+
+
 def test_a_delay_as_long_as_the_drain_is_refused() -> None:
     content = {"router": {"drain_delay_s": 60.0}, "deploy": {"drain_timeout_s": 60.0}}
     with pytest.raises(

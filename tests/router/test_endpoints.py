@@ -75,6 +75,12 @@ async def test_a_probe_may_ask_for_the_head_of_what_it_may_get(
         assert head.headers["content-length"] == got.headers["content-length"]
 
 
+async def test_who_must_not_post_hears_of_both_that_are_allowed(router: RunningRouter) -> None:
+    answer = await router.http.post("/livez")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+    assert "use GET, HEAD" in answer.json()["error"]["message"]
+
+
 async def test_the_head_of_a_generation_is_none(router: RunningRouter) -> None:
     answers = [await router.http.head(e.path) for e in ENDPOINTS if e.method == "POST"]
     assert {answer.status_code for answer in answers} == {405}
