@@ -170,8 +170,15 @@ class Supervisor:
                 limit_s = EVENTS_WAIT_S + self._plan_now().deploy.progress_timeout_s
             if silence_s >= limit_s:
                 log.warning("event=kill service=controller reason=no answer for %.0f s", silence_s)
-                ray.kill(self._controller, no_restart=False)
-                is_there = False
+                self._end_life()
+                num_looks = 0  # as long again, should this one be lost
+
+    def _end_life(self) -> None:
+        """End the controller's process, for Ray to start another."""
+        try:
+            ray.kill(self._controller, no_restart=False)
+        except Exception as error:  # noqa: BLE001 - no reason to hear nothing any more
+            log.warning("event=not_killed service=controller reason=%s", error)
 
     def _end_of_controller(self, error: RayError) -> Event:
         """Tell an end that ``sluice down`` has brought about from one that nobody asked for."""

@@ -59,6 +59,9 @@ class Cluster:
         self.is_frozen = False
         self.num_silent_looks = 0
         self.silence_at_kill_s: float | None = None
+        self.num_lost_kills = 0
+        """How many kills do nothing: the first raises, the others are lost on their way."""
+        self.num_kills = 0
         self.grace_s: float | None = None
         remote = SimpleNamespace
         self.controller = SimpleNamespace(
@@ -117,6 +120,11 @@ class Cluster:
     def _ray_kill(self, actor: object, *, no_restart: bool) -> None:
         assert actor is self.controller
         assert not no_restart
+        self.num_kills += 1
+        if self.num_kills == 1 <= self.num_lost_kills:
+            raise RuntimeError("Ray's control service is away")
+        if self.num_kills <= self.num_lost_kills:
+            return
         self.silence_at_kill_s = self.num_silent_looks * STOP_LOOK_S
 
 
@@ -197,3 +205,11 @@ def test_a_silent_controller_is_ended_though_the_store_fails_too(cluster: Cluste
     cluster.store_answers = refuse
     silence_s = silence_until_ended(cluster)
     assert silence_s == pytest.approx(EVENTS_WAIT_S + CONFIG["progress_timeout_s"], abs=STOP_LOOK_S)
+
+
+def test_a_kill_that_fails_or_is_lost_is_told_again(cluster: Cluster) -> None:
+    cluster.store(plan_of(progress_timeout_s=5.0))
+    cluster.num_lost_kills = 2
+    silence_s = silence_until_ended(cluster)
+    assert cluster.num_kills == 3
+    assert silence_s == pytest.approx(3 * (EVENTS_WAIT_S + 5.0), abs=3 * STOP_LOOK_S)
