@@ -11,9 +11,9 @@ from core.errors import ConfigError, SluiceError
 from core.ids import WorkerId
 from deploy.api_client import ApiClient, UnreachableError
 from deploy.cluster.environment import cluster_address
-from deploy.cluster.ports import claim_port
+from deploy.cluster.ports import claim_port, held
 from deploy.cluster.session import RaySession, ray_session
-from deploy.driver import findable, not_ready, plan_of, refuse_detached_in_private
+from deploy.driver import findable, not_ready, plan_of, refuse_detached_in_private, tell
 from deploy.model_source import ModelFolder, resolve_model
 from deploy.supervision.events import Event, EventQueue, StopRequested
 from deploy.supervision.service_names import worker_name
@@ -131,31 +131,32 @@ def running(config: SluiceConfig, console: Console) -> Generator[Deployment]:
     events = EventQueue()
     signals = StopSignals(events)
     started_s = time.monotonic()
-    with signals.installed():
+    with held(config.router.host, config.router.port), signals.installed():
         address = cluster_address(config.deploy)
         console.print(f"joining Ray at {address} ..." if address else "starting Ray ...")
         with ray_session(config.deploy) as session:
             signals.install()
-            supervisor = Supervisor(
-                plan_of(config, model, session), events, private=session.private
-            )
+            plan = plan_of(config, model, session)
+            supervisor = Supervisor(plan, events, private=session.private)
             deployment: Deployment | None = None
-            try:
-                _announce(config, model, console)
-                supervisor.start()
-                deployment = Deployment(config, supervisor, session, signals)
-                deployment.wait_until_ready(console)
-                supervisor.is_ready = True
-                console.print(f"ready in {time.monotonic() - started_s:.1f} s", highlight=False)
-                with findable(config.deploy.name, session):
-                    yield deployment
-            finally:
-                if deployment is not None and deployment.is_left:
-                    supervisor.leave()
-                else:
-                    console.print("stopping ...")
-                    supervisor.stop()
-                    console.print("stopped")
+            with held(plan.host, plan.control_port):
+                try:
+                    _announce(config, model, console)
+                    supervisor.start()
+                    deployment = Deployment(config, supervisor, session, signals)
+                    deployment.wait_until_ready(console)
+                    supervisor.is_ready = True
+                    took_s = time.monotonic() - started_s
+                    tell(console, f"ready in {took_s:.1f} s", "ready", seconds=round(took_s, 1))
+                    with findable(config.deploy.name, session):
+                        yield deployment
+                finally:
+                    if deployment is not None and deployment.is_left:
+                        supervisor.leave()
+                    else:
+                        tell(console, "stopping ...", "stopping")
+                        supervisor.stop()
+                        tell(console, "stopped", "stopped")
 
 
 def _announce(config: SluiceConfig, model: ModelFolder, console: Console) -> None:

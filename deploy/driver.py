@@ -1,8 +1,11 @@
 """What both drivers of a deployment share: of ``sluice serve`` and of ``sluice workers``."""
 
+import logging
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
+
+from rich.console import Console
 
 from core.channel import DeploymentKeys
 from core.config import DeployConfig, SluiceConfig
@@ -13,6 +16,8 @@ from deploy.cluster.session import PROJECT_ROOT, RaySession
 from deploy.model_source import ModelFolder
 from deploy.run_file import RunningSession, announced
 from deploy.supervision.plan import DeploymentPlan
+
+log = logging.getLogger(__name__)
 
 
 def refuse_detached_in_private(config: SluiceConfig) -> None:
@@ -74,6 +79,15 @@ def findable(name: str, session: RaySession) -> Generator[None]:
     )
     with announced(name, running_session):
         yield
+
+
+def tell(console: Console, text: str, event: str, **values: object) -> None:
+    """Print ``text``; where nothing is, since lines of JSON are read, log ``event`` instead."""
+    if console.quiet:
+        form = " ".join(f"{name}=%s" for name in ("event", *values))
+        log.info(form, event, *values.values())
+    else:
+        console.print(text, highlight=False)
 
 
 def not_ready(deploy: DeployConfig, reason: str) -> SluiceError:

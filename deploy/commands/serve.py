@@ -5,6 +5,7 @@ from rich.console import Console
 from core.config import SluiceConfig
 from core.logs import set_up_logging
 from deploy.deployment import StoppedEarly, running
+from deploy.driver import tell
 from deploy.supervision.events import StopRequested
 
 
@@ -20,7 +21,8 @@ def run_serve(config: SluiceConfig) -> int:
     console = Console(stderr=True, quiet=config.log_format == "json")
     try:
         with running(config, console) as deployment:
-            console.print(f"serving at {deployment.url}/v1 (Ctrl-C stops)", highlight=False)
+            url = f"{deployment.url}/v1"
+            tell(console, f"serving at {url} (Ctrl-C stops)", "serving", url=url)
             if config.deploy.lifetime == "detached":
                 console.print("it goes on by itself; sluice down stops it")
                 deployment.leave()

@@ -12,7 +12,7 @@ from core.errors import ConfigError
 from core.logs import set_up_logging
 from deploy.cluster.session import ray_session
 from deploy.config.watch import ConfigWatch
-from deploy.driver import findable, not_ready, plan_of, refuse_detached_in_private
+from deploy.driver import findable, not_ready, plan_of, refuse_detached_in_private, tell
 from deploy.model_source import resolve_model
 from deploy.supervision.events import EventQueue, StopRequested
 from deploy.supervision.shortage import RoomWatch
@@ -71,9 +71,9 @@ def run_workers_command(
                 console.print("the workers go on by themselves; sluice down stops them")
                 supervisor.leave()
             else:
-                console.print("stopping ...")
+                tell(console, "stopping ...", "stopping")
                 supervisor.stop()
-                console.print("stopped")
+                tell(console, "stopped", "stopped")
     return 0
 
 

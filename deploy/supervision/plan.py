@@ -58,6 +58,11 @@ class DeploymentPlan:
         """As configured."""
         return self.config.log_format
 
+    @property
+    def control_port(self) -> int:
+        """Where a router of its own listens for workers."""
+        return int(self.router_address.rpartition(":")[2])
+
     def replicas(self) -> Mapping[Party, int]:
         """Return how many of each role there are at the start."""
         workers: dict[Party, int] = {**self.deploy.counts}
@@ -85,7 +90,7 @@ class DeploymentPlan:
             served_name=self.served_name,
             keys=self.keys.of("router"),
             host=self.host,
-            control_port=int(self.router_address.rpartition(":")[2]),
+            control_port=self.control_port,
         )
         bundle = router_bundle(private=self.private, driver_host=self.host)
         return Launch(RouterService(context), bundle, self.environment)
