@@ -36,13 +36,17 @@ def refuse_detached_in_private(config: SluiceConfig) -> None:
 def plan_of(
     config: SluiceConfig, model: ModelFolder, session: RaySession, *, own_router: bool = True
 ) -> DeploymentPlan:
-    """Return how the services of ``config`` are started in ``session``."""
+    """Return how the services of ``config`` are started in ``session``.
+
+    Raises:
+        ConfigError: no worker could be started by it, or the router's port is taken.
+    """
     host = session.driver_host
     address = config.router.control_address
     if own_router or address is None:
         port = claim_port(host, config.router.control_port, field="router.control_port")
         address = f"tcp://{host}:{port}"
-    return DeploymentPlan(
+    plan = DeploymentPlan(
         config=config,
         model_path=model.path,
         served_name=config.model.served_name or model.served_name,
@@ -54,6 +58,8 @@ def plan_of(
         num_gpus=session.num_gpus,
         environment=_environment(session),
     )
+    plan.check()
+    return plan
 
 
 def _environment(session: RaySession) -> dict[str, str]:

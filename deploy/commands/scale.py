@@ -119,7 +119,10 @@ def _ask(name: str, address: str | None, call: Callable[[Any], Any]) -> int:
             raise SluiceError(f"the controller of {name!r} does not answer; try again") from error
     if refusal is not None:
         raise ConfigError(refusal)
-    sys.stdout.write(f"{name}: taken; sluice status shows it being carried out\n")
+    sys.stdout.write(
+        f"{name}: taken; sluice status shows it being carried out, and event=stays_down in the log "
+        "what cannot be\n"
+    )
     return 0
 
 

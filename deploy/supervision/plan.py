@@ -119,6 +119,16 @@ class DeploymentPlan:
             "SPREAD" if self.deploy.placement == "spread" else "DEFAULT",
         )
 
+    def check(self) -> None:
+        """Refuse what the controller would meet only when it starts a worker, and end by.
+
+        Raises:
+            ConfigError: no worker could be started.
+        """
+        roles: tuple[Role, ...] = ("prefill", "decode")
+        for role in roles:
+            self.launch(role, worker_name(role, 0))
+
     def updated(self, config: SluiceConfig) -> "DeploymentPlan":
         """Return the plan by ``config``, with as many workers as before.
 
@@ -127,9 +137,7 @@ class DeploymentPlan:
                 started by it; names the fields.
         """
         plan = self._changed(config)
-        roles: tuple[Role, ...] = ("prefill", "decode")
-        for role in roles:
-            plan.launch(role, worker_name(role, 0))
+        plan.check()
         return plan
 
     def _changed(self, config: SluiceConfig) -> "DeploymentPlan":

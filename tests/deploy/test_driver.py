@@ -2,13 +2,16 @@
 
 import logging
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from core.config import DeployConfig, SluiceConfig
 from core.errors import ConfigError
-from deploy.driver import not_ready, refuse_detached_in_private, tell
+from deploy.cluster.session import RaySession
+from deploy.driver import not_ready, plan_of, refuse_detached_in_private, tell
+from deploy.model_source import ModelFolder
 
 
 def test_a_start_that_takes_too_long_names_the_limit_and_what_is_missing() -> None:
@@ -42,3 +45,17 @@ def test_where_lines_of_json_are_read_the_log_tells_what_people_are_told_elsewhe
         )
     assert caplog.messages == (["event=serving url=http://a/v1"] if is_quiet else [])
     assert out.getvalue() == ("" if is_quiet else "serving at http://a/v1\n")
+
+
+def test_a_config_by_which_no_worker_starts_is_refused_before_a_controller_is_there() -> None:
+    session = RaySession(
+        private=True,
+        address="127.0.0.1:1",
+        driver_host="127.0.0.1",
+        num_gpus=0.0,
+        temp_folder=None,
+        on_new_process=lambda: None,
+    )
+    config = SluiceConfig.model_validate({"model": {"device": "cuda"}})
+    with pytest.raises(ConfigError, match=r"model\.device: cuda, but Ray sees no GPU"):
+        plan_of(config, ModelFolder(Path("/model"), "model"), session)
