@@ -146,8 +146,7 @@ def running(config: SluiceConfig, console: Console) -> Generator[Deployment]:
                     deployment = Deployment(config, supervisor, session, signals)
                     deployment.wait_until_ready(console)
                     supervisor.is_ready = True
-                    took_s = time.monotonic() - started_s
-                    tell(console, f"ready in {took_s:.1f} s", "ready", seconds=round(took_s, 1))
+                    tell(console, f"ready in {time.monotonic() - started_s:.1f} s", "ready")
                     with findable(config.deploy.name, session):
                         yield deployment
                 finally:

@@ -87,11 +87,10 @@ def findable(name: str, session: RaySession) -> Generator[None]:
         yield
 
 
-def tell(console: Console, text: str, event: str, **values: object) -> None:
-    """Print ``text``; where nothing is, since lines of JSON are read, log ``event`` instead."""
+def tell(console: Console, text: str, state: str, url: str | None = None) -> None:
+    """Print ``text``; where nothing is, since lines of JSON are read, log ``state`` instead."""
     if console.quiet:
-        form = " ".join(f"{name}=%s" for name in ("event", *values))
-        log.info(form, event, *values.values())
+        log.info("event=deployment state=%s url=%s", state, url)
     else:
         console.print(text, highlight=False)
 

@@ -22,7 +22,7 @@ def run_serve(config: SluiceConfig) -> int:
     try:
         with running(config, console) as deployment:
             url = f"{deployment.url}/v1"
-            tell(console, f"serving at {url} (Ctrl-C stops)", "serving", url=url)
+            tell(console, f"serving at {url} (Ctrl-C stops)", "serving", url)
             if config.deploy.lifetime == "detached":
                 console.print("it goes on by itself; sluice down stops it")
                 deployment.leave()

@@ -188,7 +188,8 @@ def landed_not_released(fleet: Fleet, prompt: list[int]) -> Iterator[Victim]:
     victim = Victim(fleet, prompt)
     # From the first ticket on: a busy machine may take longer to hold a link than a read takes
     victim.wait(lambda v: v.count("ticket") > 0 and not v.count("delivered"))
-    fleet.network.hold(victim.decode, victim.prefill, port=fleet.port_of(victim.prefill))
+    port = fleet.port_of(victim.prefill)
+    fleet.network.hold(victim.decode, victim.prefill, port=port, acks_pass=True)
     try:
         victim.wait(lambda v: v.count("delivered") > 0 and not v.count("released"))
         assert fleet.stack.blocks(victim.prefill)["leased"] > 0

@@ -41,7 +41,7 @@ class Network:
         self.gateway = Place(f"{subnet}.1")
         self.places: dict[str, Place] = {}
         self._held: dict[tuple[str, str], int] = {}
-        """Number of the filter that drops what one sends to a port of another."""
+        """Number of the first of the filters that drop what one sends to a port of another."""
 
     @classmethod
     @contextmanager
@@ -76,19 +76,25 @@ class Network:
         for name in names:
             _run("bridge", "link", "set", "dev", self._cable(name), "isolated", "off")
 
-    def hold(self, sender: str, receiver: str, *, port: int) -> None:
-        """Drop what ``sender`` sends to ``port`` of ``receiver``, and nothing else."""
-        preference = len(self._held) + 1
+    def hold(self, sender: str, receiver: str, *, port: int, acks_pass: bool = False) -> None:
+        """Drop what ``sender`` sends to ``port`` of ``receiver``, and nothing else.
+
+        With ``acks_pass``, what says nothing but that the other's words have come is not dropped:
+        without it, TCP soon sends no more of those.
+        """
+        preference = 2 * len(self._held) + 1
         self._held[sender, receiver] = preference
         match = f"match ip dst {self.places[receiver].host}/32 match ip dport {port} 0xffff"
-        self._tc(
-            sender, f"filter add parent 1: protocol ip prio {preference} u32 {match} flowid 1:3"
-        )
+        is_short = f"match u16 0 {'0xffc0' if acks_pass else '0xffff'} at 2"  # of less than 64 B
+        for number, what, to in ((0, f"{is_short} {match}", "1:2"), (1, match, "1:3")):
+            held = f"filter add parent 1: protocol ip prio {preference + number}"
+            self._tc(sender, f"{held} u32 {what} flowid {to}")
 
     def release(self, sender: str, receiver: str) -> None:
         """Take ``hold`` back."""
         preference = self._held.pop((sender, receiver))
-        self._tc(sender, f"filter del parent 1: protocol ip prio {preference}")
+        for number in (preference, preference + 1):
+            self._tc(sender, f"filter del parent 1: protocol ip prio {number}")
 
     def nbytes_to(self, name: str) -> int:
         """Return how much has gone to ``name`` over its cable."""

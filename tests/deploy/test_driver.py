@@ -41,9 +41,11 @@ def test_where_lines_of_json_are_read_the_log_tells_what_people_are_told_elsewhe
             Console(file=out, quiet=is_quiet),
             "serving at http://a/v1",
             "serving",
-            url="http://a/v1",
+            "http://a/v1",
         )
-    assert caplog.messages == (["event=serving url=http://a/v1"] if is_quiet else [])
+    assert caplog.messages == (
+        ["event=deployment state=serving url=http://a/v1"] if is_quiet else []
+    )
     assert out.getvalue() == ("" if is_quiet else "serving at http://a/v1\n")
 
 
