@@ -301,7 +301,11 @@ class Reconciler:
         if role == "router" and "router" in self._members:
             return False  # it has one name, which a router that drains still has
         staying = self._staying(role, desired)
-        num_all = sum(member.role == role for member in self._members.values())
+        # Whoever leaves for another role has the place of its successor there, not one here.
+        num_all = sum(
+            member.role == role and name not in desired.leaving
+            for name, member in self._members.items()
+        )
         if len(staying) < target.replicas:
             return self._limits.max_surge > 0 or num_all < target.replicas
         num_new = sum(member.revision == target.revision for member in staying.values())

@@ -9,134 +9,19 @@ it does not know yet that they serve, and a change that never ends.
 from dataclasses import replace
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from core.messages import Party
 from deploy.supervision.desired import (
-    Action,
     Desired,
     Drain,
     Forget,
     GiveUp,
     Kill,
-    Limits,
-    Observed,
     Start,
     State,
     Target,
 )
 from deploy.supervision.reconciler import Reconciler, backoff_s
-
-LIMITS = Limits(
-    max_restarts=3,
-    restart_backoff_max_s=8.0,
-    healthy_after_s=100.0,
-    start_timeout_s=300.0,
-    drain_timeout_s=60.0,
-    progress_timeout_s=30.0,
-    max_surge=1,
-)
-
-
-class World:
-    """Services as the actions make them; a test plays their fate."""
-
-    def __init__(
-        self, limits: Limits = LIMITS, *, has_router: bool = False, **replicas: int
-    ) -> None:
-        self.limits = limits
-        self.now = 1000.0
-        self.desired = Desired({"prefill": Target(0, "a"), "decode": Target(0, "a")})
-        if has_router:
-            self.desired = Desired({**self.desired.targets, "router": Target(1, "router")})
-        self.want(**replicas)
-        self.seen: dict[str, Observed] = {}
-        self.unheard: dict[str, Observed] = {}
-        """What those are that have not answered the latest controller yet."""
-        self.reconciler = Reconciler(limits)
-
-    def restart_controller(self) -> None:
-        """Have another one that knows only whom there is."""
-        self.reconciler = Reconciler(self.limits)
-        for name, seen in self.seen.items():
-            if seen.state in {"pending", "starting", "ready", "draining"}:
-                self.unheard[name] = seen
-                self.put(name, "adopted")
-            elif seen.state != "adopted":
-                self.put(name, "dead")
-
-    def answer(self, name: str) -> None:
-        """Have a service tell the controller what it is."""
-        self.seen[name] = self.unheard.pop(name)
-
-    def want(self, revision: str | None = None, **replicas: int) -> None:
-        targets = dict(self.desired.targets)
-        for role, target in targets.items():
-            count = replicas.get(role, target.replicas)
-            changes = revision is not None and role != "router"
-            targets[role] = Target(count, revision if changes else target.revision)
-        self.desired = replace(
-            self.desired, targets=targets, generation=self.desired.generation + 1
-        )
-
-    def act(self, seconds: float = 0.0) -> list[Action]:
-        self.now += seconds
-        actions = self.reconciler.decide(self.now, self.desired, self.seen)
-        for action in actions:
-            self._carry_out(action)
-        return actions
-
-    def _carry_out(self, action: Action) -> None:
-        match action:
-            case Start(name, role, revision):
-                assert name not in self.seen or self.seen[name].state in {"dead", "refused"}, action
-                self.seen[name] = Observed(name, role, revision, "pending")
-            case Drain(name):
-                assert self.seen[name].state == "ready", action
-                self.put(name, "draining")
-            case Kill(name, reason):
-                assert self.seen[name].state != "adopted" or reason.startswith("no progress")
-                self.unheard.pop(name, None)
-                self.put(name, "dead")
-            case Forget(name):
-                assert self.seen[name].state in {"ended", "dead", "refused"}, action
-                del self.seen[name]
-                leaving = {n: r for n, r in self.desired.leaving.items() if n != name}
-                self.desired = replace(self.desired, leaving=leaving)
-            case GiveUp():
-                pass
-
-    def put(self, name: str, state: State, silence_s: float = 0.0) -> None:
-        self.seen[name] = replace(self.seen[name], state=state, silence_s=silence_s)
-
-    def settle(self, rounds: int = 40) -> None:
-        """Be kind: all start, all drain, until nothing more happens."""
-        for _ in range(rounds):
-            for name in list(self.unheard):
-                self.answer(name)
-            for name, seen in list(self.seen.items()):
-                if seen.state in {"pending", "starting"}:
-                    self.put(name, "ready")
-                elif seen.state == "draining":
-                    self.put(name, "ended")
-                elif seen.silence_s:
-                    self.put(name, seen.state)
-            self.act(seconds=10.0)
-
-    def names(self, *, state: State | None = None, revision: str | None = None) -> set[str]:
-        return {
-            name
-            for name, seen in self.seen.items()
-            if state in {None, seen.state} and revision in {None, seen.revision}
-        }
-
-
-def started(limits: Limits = LIMITS, **replicas: int) -> World:
-    world = World(limits, **replicas)
-    world.settle(2)
-    return world
+from tests.deploy.reconciled_world import LIMITS, World, started
 
 
 def test_what_is_wanted_is_started_and_then_nothing_happens() -> None:
@@ -389,6 +274,18 @@ def test_a_last_decode_worker_that_is_to_change_its_role_and_dies_is_replaced() 
     assert world.names(state="ready") == {"prefill-0", "prefill-1", "decode-1"}
 
 
+def test_without_room_for_a_surge_a_last_decode_worker_to_leave_waits_for_one_that_may_start() -> (
+    None
+):
+    """Its place counts for its new role: else neither would ever go or come."""
+    world = started(replace(LIMITS, max_surge=0), prefill=1, decode=2)
+    world.put("decode-0", "draining")
+    targets = {"prefill": Target(2, "a"), "decode": Target(1, "a")}
+    world.desired = replace(world.desired, targets=targets, leaving={"decode-1": "prefill"})
+    world.settle()
+    assert world.names(state="ready") == {"prefill-0", "prefill-1", "decode-0"}
+
+
 def test_two_workers_that_change_their_roles_crosswise_do_not_wait_for_each_other() -> None:
     world = started(prefill=1, decode=1)
     world.desired = replace(world.desired, leaving={"decode-0": "prefill", "prefill-0": "decode"})
@@ -458,129 +355,3 @@ def test_a_router_that_its_pod_sends_away_is_followed_by_another_when_its_name_i
     assert world.act(seconds=1.0) == []
     world.put("router", "ended")
     assert world.act(seconds=1.0) == [Forget("router"), Start("router", "router", "router")]
-
-
-class Cluster(RuleBasedStateMachine):
-    """Any order of operators, ending pods, crashes, freezes and controller restarts."""
-
-    max_surge = 1
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.world = World(
-            replace(LIMITS, max_surge=self.max_surge), has_router=True, prefill=1, decode=2
-        )
-
-    @rule(prefill=st.integers(0, 3), decode=st.integers(1, 4))
-    def scale(self, prefill: int, decode: int) -> None:
-        self.world.want(prefill=prefill, decode=decode)
-
-    @rule(revision=st.sampled_from("abc"))
-    def update(self, revision: str) -> None:
-        self.world.want(revision=revision)
-
-    @precondition(lambda self: self.world.names(state="ready"))
-    @rule(data=st.data(), state=st.sampled_from(["dead", "ended", "refused"]))
-    def lose(self, data: st.DataObject, state: State) -> None:
-        name = data.draw(st.sampled_from(sorted(self.world.names())))
-        self.world.unheard.pop(name, None)
-        self.world.put(name, state)
-
-    @precondition(lambda self: self.world.names(state="ready"))
-    @rule(data=st.data())
-    def its_pod_ends(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.world.names(state="ready"))))
-        self.world.put(name, "draining")
-
-    @precondition(lambda self: self.world.names(state="ready"))
-    @rule(data=st.data())
-    def freeze(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.world.names(state="ready"))))
-        self.world.put(name, "ready", silence_s=99.0)
-
-    @precondition(lambda self: self.world.names(state="pending"))
-    @rule(data=st.data(), state=st.sampled_from(["starting", "ready", "dead"]))
-    def come_up(self, data: st.DataObject, state: State) -> None:
-        self.world.put(data.draw(st.sampled_from(sorted(self.world.names(state="pending")))), state)
-
-    @precondition(lambda self: self.world.names(state="ready"))
-    @rule(data=st.data())
-    def change_role(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.world.names(state="ready"))))
-        world = self.world
-        roles: dict[Party, Party] = {"prefill": "decode", "decode": "prefill"}
-        old = world.seen[name].role
-        targets = dict(world.desired.targets)
-        if old not in roles or name in world.desired.leaving or not targets[old].replicas:
-            return
-        for role, by in ((old, -1), (roles[old], 1)):
-            targets[role] = replace(targets[role], replicas=targets[role].replicas + by)
-        leaving = {**world.desired.leaving, name: roles[old]}
-        world.desired = replace(world.desired, targets=targets, leaving=leaving)
-
-    @rule()
-    def controller_restarts(self) -> None:
-        self.world.restart_controller()
-
-    @precondition(lambda self: self.world.unheard)
-    @rule(data=st.data())
-    def answer(self, data: st.DataObject) -> None:
-        self.world.answer(data.draw(st.sampled_from(sorted(self.world.unheard))))
-
-    @precondition(lambda self: self.world.unheard)
-    @rule(data=st.data(), state=st.sampled_from(["adopted", "dead"]))
-    def answer_never(self, data: st.DataObject, state: State) -> None:
-        name = data.draw(st.sampled_from(sorted(self.world.unheard)))
-        self.world.put(name, state, silence_s=99.0)
-        if state == "dead":
-            del self.world.unheard[name]
-
-    @rule(seconds=st.sampled_from([0.0, 1.0, 10.0, 70.0]))
-    def decide(self, seconds: float) -> None:
-        world = self.world
-        ready_before = {
-            role: sum(s.role == role and s.state == "ready" for s in world.seen.values())
-            for role in world.desired.targets
-        }
-        leaving = set(world.desired.leaving)
-        actions = world.act(seconds)
-        if not self.max_surge:
-            return  # an update may take the only one
-        roles = {name: seen.role for name, seen in world.seen.items()}
-        for role, target in world.desired.targets.items():
-            drained = [
-                a for a in actions
-                if isinstance(a, Drain) and roles[a.name] == role and a.name not in leaving
-            ]  # fmt: skip
-            ready = ready_before[role]
-            assert not drained or ready - len(drained) >= min(target.replicas, ready) - len(leaving)
-        targets = world.desired.targets
-        drains = [a for a in actions if isinstance(a, Drain) and roles[a.name] == "decode"]
-        if drains and targets["decode"].replicas:
-            assert ready_before["decode"] > len(drains), "nothing is served"
-
-    def teardown(self) -> None:
-        """Whatever has happened: in a kind world what is wanted is what there is, and stays."""
-        world = self.world
-        world.settle()
-        world.want()
-        world.settle()
-        for role, target in world.desired.targets.items():
-            there = [seen for seen in world.seen.values() if seen.role == role]
-            assert len(there) == target.replicas, (role, target, world.seen)
-            assert {(s.state, s.revision) for s in there} <= {("ready", target.revision)}
-        assert world.act() == []
-
-
-Cluster.TestCase.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
-TestCluster = Cluster.TestCase
-
-
-class FullCluster(Cluster):
-    """There is no room for one more."""
-
-    max_surge = 0
-
-
-FullCluster.TestCase.settings = Cluster.TestCase.settings
-TestFullCluster = FullCluster.TestCase
