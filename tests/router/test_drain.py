@@ -29,6 +29,10 @@ async def ask(router: RunningRouter) -> httpx.Response:
     return await router.http.post("/v1/completions", json=body)
 
 
+async def connect(router: RunningRouter) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", httpx.URL(router.address.http).port)
+
+
 async def test_more_draining_workers_than_attempts_are_no_failed_request(
     start_router: StartRouter,
 ) -> None:
@@ -86,10 +90,9 @@ async def test_only_the_loss_of_a_worker_that_has_not_drained_is_a_warning(
     assert told == ["WARNING" if state == "ready" else "INFO"]
 
 
-async def test_a_draining_router_finishes_what_is_pending_refuses_the_rest_and_ends(
-    start_router: StartRouter,
-) -> None:
-    router = await start_router()
+@asynccontextmanager
+async def being_answered(router: RunningRouter) -> AsyncIterator[asyncio.Task[httpx.Response]]:
+    """Keep a request pending, so that a router that drains stays; it ends well after all."""
     go_on = asyncio.Event()
 
     async def wait(worker: ScriptedWorker, generate: Generate) -> None:
@@ -99,16 +102,24 @@ async def test_a_draining_router_finishes_what_is_pending_refuses_the_rest_and_e
     worker = await router.start_worker(wait)
     pending = asyncio.create_task(ask(router))
     await worker.wait_for(lambda: len(worker.generates) == 1)
-    assert (await router.http.get("/readyz")).status_code == 200
-    router.lifecycle.drain.set()
-    async with asyncio.timeout(5):
-        while (await router.http.get("/readyz")).status_code != 503:  # noqa: ASYNC110 - from outside
-            await asyncio.sleep(0.01)
-    assert (await router.http.get("/livez")).status_code == 200
-    refused = await ask(router)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+    yield pending
     go_on.set()
     assert (await pending).status_code == 200
+
+
+async def test_a_draining_router_finishes_what_is_pending_refuses_the_rest_and_ends(
+    start_router: StartRouter,
+) -> None:
+    router = await start_router()
+    async with being_answered(router):
+        assert (await router.http.get("/readyz")).status_code == 200
+        router.lifecycle.drain.set()
+        async with asyncio.timeout(5):
+            while (await router.http.get("/readyz")).status_code != 503:  # noqa: ASYNC110 - from outside
+                await asyncio.sleep(0.01)
+        assert (await router.http.get("/livez")).status_code == 200
+        refused = await ask(router)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
     await asyncio.wait_for(router.serving, 10)
 
 
@@ -207,7 +218,7 @@ async def test_a_stream_that_outlasts_the_delay_ends_its_connection(
     worker = await router.start_worker(wait)
     body = json.dumps({"model": MODEL, "prompt": "hello", "max_tokens": 4, "stream": True})
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-    answer, sink = await asyncio.open_connection("127.0.0.1", httpx.URL(router.address.http).port)
+    answer, sink = await connect(router)
     sink.write(f"{head}{body}".encode())
     async with asyncio.timeout(4):
         assert b"connection: close" not in await answer.readuntil(b"\r\n\r\n")
@@ -243,7 +254,7 @@ async def test_a_pipelined_request_is_answered_though_its_router_has_left_meanwh
     body = json.dumps({"model": MODEL, "prompt": "hello", "max_tokens": 4, "stream": True})
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
     asked = f"{head}{body}".encode()
-    answer, sink = await asyncio.open_connection("127.0.0.1", httpx.URL(router.address.http).port)
+    answer, sink = await connect(router)
     sink.write(asked * 2 if sent == "before_the_drain" else asked)
     async with asyncio.timeout(4):
         assert b"connection: close" not in await answer.readuntil(b"\r\n\r\n")
@@ -272,7 +283,7 @@ async def test_what_is_pipelined_behind_the_promised_end_is_not_begun(
     router.lifecycle.drain.set()
     body = json.dumps({"model": MODEL, "prompt": "hello", "max_tokens": 4})
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-    reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(router.address.http).port)
+    reader, writer = await connect(router)
     await asyncio.sleep(0.1)
     writer.write(f"{head}{body}".encode() * 2)
     async with asyncio.timeout(4):
@@ -289,29 +300,21 @@ async def test_without_a_delay_the_next_request_of_a_kept_connection_is_refused_
     start_router: StartRouter,
 ) -> None:
     router = await start_router(drain_delay_s=0.0)
-    go_on = asyncio.Event()
-
-    async def wait(worker: ScriptedWorker, generate: Generate) -> None:
-        await go_on.wait()
-        await say([20, 21])(worker, generate)
-
-    worker = await router.start_worker(wait)
-    pending = asyncio.create_task(ask(router))
-    await worker.wait_for(lambda: len(worker.generates) == 1)
-    reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(router.address.http).port)
-    asked = b"GET /readyz HTTP/1.1\r\nhost: x\r\n\r\n"
-    async with asyncio.timeout(4):
-        writer.write(asked)
-        assert b"200 OK" in await reader.readuntil(b"}")
-        router.lifecycle.drain.set()
-        await asyncio.sleep(0.2)
-        writer.write(asked)
-        answer = await reader.read()
-    assert b" 503 " in answer
-    assert b"connection: close" in answer
-    go_on.set()
-    assert (await pending).status_code == 200
-    writer.close()
+    async with being_answered(router):
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", httpx.URL(router.address.http).port
+        )
+        asked = b"GET /readyz HTTP/1.1\r\nhost: x\r\n\r\n"
+        async with asyncio.timeout(4):
+            writer.write(asked)
+            assert b"200 OK" in await reader.readuntil(b"}")
+            router.lifecycle.drain.set()
+            await asyncio.sleep(0.2)
+            writer.write(asked)
+            answer = await reader.read()
+        assert b" 503 " in answer
+        assert b"connection: close" in answer
+        writer.close()
     await asyncio.wait_for(router.serving, 10)
 
 
@@ -320,25 +323,17 @@ async def test_a_kept_connection_that_asks_nothing_amid_the_delay_ends_with_it(
 ) -> None:
     """It is kept for longer than a drain takes: its next request would meet a refusal."""
     router = await start_router(drain_delay_s=0.3)
-    go_on = asyncio.Event()
-
-    async def wait(worker: ScriptedWorker, generate: Generate) -> None:
-        await go_on.wait()
-        await say([20, 21])(worker, generate)
-
-    worker = await router.start_worker(wait)
-    pending = asyncio.create_task(ask(router))
-    await worker.wait_for(lambda: len(worker.generates) == 1)
-    reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(router.address.http).port)
-    writer.write(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
-    assert b"200 OK" in await reader.readuntil(b"}")
-    router.lifecycle.drain.set()
-    async with asyncio.timeout(4):
-        assert await reader.read() == b""
-    assert not pending.done()
-    go_on.set()
-    assert (await pending).status_code == 200
-    writer.close()
+    async with being_answered(router) as pending:
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", httpx.URL(router.address.http).port
+        )
+        writer.write(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b"200 OK" in await reader.readuntil(b"}")
+        router.lifecycle.drain.set()
+        async with asyncio.timeout(4):
+            assert await reader.read() == b""
+        assert not pending.done()
+        writer.close()
     await asyncio.wait_for(router.serving, 10)
 
 
@@ -348,27 +343,19 @@ async def test_a_request_that_is_on_its_way_when_the_delay_ends_is_refused_not_c
 ) -> None:
     """Many a client asks no second time on a connection that it has only just made."""
     router = await start_router(drain_delay_s=0.2)
-    go_on = asyncio.Event()
-
-    async def wait(worker: ScriptedWorker, generate: Generate) -> None:
-        await go_on.wait()
-        await say([20, 21])(worker, generate)
-
-    worker = await router.start_worker(wait)
-    pending = asyncio.create_task(ask(router))
-    await worker.wait_for(lambda: len(worker.generates) == 1)
-    reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(router.address.http).port)
-    writer.write(begun)
-    router.lifecycle.drain.set()
-    await asyncio.sleep(0.5)
-    writer.write(b"GET /readyz HTTP/1.1\r\nhost: x\r\n\r\n".removeprefix(begun))
-    async with asyncio.timeout(4):
-        answer = await reader.read()
-    assert b" 503 " in answer
-    assert b"connection: close" in answer
-    go_on.set()
-    assert (await pending).status_code == 200
-    writer.close()
+    async with being_answered(router):
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", httpx.URL(router.address.http).port
+        )
+        writer.write(begun)
+        router.lifecycle.drain.set()
+        await asyncio.sleep(0.5)
+        writer.write(b"GET /readyz HTTP/1.1\r\nhost: x\r\n\r\n".removeprefix(begun))
+        async with asyncio.timeout(4):
+            answer = await reader.read()
+        assert b" 503 " in answer
+        assert b"connection: close" in answer
+        writer.close()
     await asyncio.wait_for(router.serving, 10)
 
 
