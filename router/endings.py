@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from core.ids import Attempt
 from core.trace import EventName, Recorder
 from router.failures import GenerationTimeoutError
-from router.metrics import RouterMetrics
+from router.metrics import CancelCause, RouterMetrics
 from router.request_phase import Phase
 from router.running import RunningSequence
 
@@ -54,6 +54,6 @@ class Endings:
         """Record the end of the request, not of one of its attempts."""
         self.recorder.record((running.sequence.spec.request_id, Attempt(0)), event, **values)
 
-    def _count_cancelled(self, running: RunningSequence, cause: str) -> None:
+    def _count_cancelled(self, running: RunningSequence, cause: CancelCause) -> None:
         stage = "decode" if running.sequence.token_ids else "prefill"
         self.metrics.cancellations.labels(stage=stage, cause=cause).inc()

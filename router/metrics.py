@@ -1,20 +1,23 @@
 """The router's metrics. Labels are bounded: no request, no client, no free text."""
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from typing import Final, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from core.deployment_config import RouterConfig
+from core.messages import CacheReport, Failed, Output, Role, TraceReport
 from core.version import VERSION
 from router.policy import FailureKind
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 Stage = Literal["tokenize", "route", "generate"]
+CancelCause = Literal["client", "timeout", "shutdown", "failed"]
 Phase = Literal["choose", "output"]
 """Of the router's own work: picking an attempt's workers; an output's tokens to text."""
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -25,6 +28,8 @@ _TOKEN_GAP_S = (
 _DURATION_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _OVERHEAD_S = (0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5)
 _STAGE_S = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
+_MAY_BE_LATE = (Output, Failed, CacheReport, TraceReport)
+"""Messages that whoever waited for them can have given up; another one is a worker's fault."""
 _TOKENS = tuple(float(2**power) for power in range(18))
 
 
@@ -57,20 +62,17 @@ class RouterMetrics:
             ["model", "endpoint", "code"],
             registry=self.registry,
         )
-        self.rejections = Counter(
+        self.rejections = self._counter(
             "sluice_rejections_total",
             "Requests turned away before any worker saw them",
-            ["reason"],
-            registry=self.registry,
+            reason=("queue_full", "no_worker"),
         )
-        for reason in ("queue_full", "no_worker"):
-            self.rejections.labels(reason=reason)
-        self.cancellations = Counter(
+        self.cancellations = self._counter(
             "sluice_cancellations_total",
             "Sequences cancelled by the client, a timeout, a shutdown or a failed sibling; stage:"
             " what they waited for, a first token (prefill) or more (decode)",
-            ["stage", "cause"],
-            registry=self.registry,
+            stage=get_args(Role),
+            cause=get_args(CancelCause),
         )
         self.input_tokens = self._tokens("sluice_input_tokens", "Prompt tokens of a sequence")
         self.output_tokens = self._tokens("sluice_output_tokens", "Output tokens of a sequence")
@@ -148,41 +150,33 @@ class RouterMetrics:
             registry=self.registry,
         )
         self._overhead = {phase: overhead.labels(phase=phase) for phase in get_args(Phase)}
-        self.worker_restarts = Counter(
+        self.worker_restarts = self._counter(
             "sluice_worker_restarts_total",
             "New processes that reported in the place of earlier ones",
-            ["role"],
-            registry=self.registry,
+            role=get_args(Role),
         )
-        for role in ("prefill", "decode"):
-            self.worker_restarts.labels(role=role)
         self.route_decisions = Counter(
             "sluice_route_decisions_total",
             "Attempts sent to a worker",
             ["policy", "path", "reason"],
             registry=self.registry,
         )
-        self.retries = Counter(
+        self.retries = self._counter(
             "sluice_retries_total",
             "Attempts after the first; stage: of the failed one",
-            ["stage", "reason"],
-            registry=self.registry,
+            stage=get_args(Role),
+            reason=get_args(FailureKind),
         )
-        self.retries_exhausted = Counter(
+        self.retries_exhausted = self._counter(
             "sluice_retries_exhausted_total",
             "Sequences failed after their last attempt",
-            ["stage", "reason"],
-            registry=self.registry,
+            stage=get_args(Role),
+            reason=get_args(FailureKind),
         )
-        # An alert on growth does not see a series that begins with 1.
-        for stage in ("prefill", "decode"):
-            for kind in get_args(FailureKind):
-                self.retries_exhausted.labels(stage=stage, reason=kind)
-        self.stale_messages = Counter(
+        self.stale_messages = self._counter(
             "sluice_stale_messages_total",
             "Messages of ended attempts and replaced workers, dropped",
-            ["message"],
-            registry=self.registry,
+            message=[each.__name__ for each in _MAY_BE_LATE],
         )
         self.workers = Gauge(
             "sluice_workers",
@@ -196,6 +190,17 @@ class RouterMetrics:
             ["role"],
             registry=self.registry,
         )
+
+    def _counter(self, name: str, documentation: str, **labels: Sequence[str]) -> Counter:
+        """Add a counter whose labels' values are known: all series are there from the start.
+
+        A panel is then not empty while nothing went wrong, and ``increase`` and ``rate``, which do
+        not see a series that begins with 1, miss no first event.
+        """
+        counter = Counter(name, documentation, list(labels), registry=self.registry)
+        for values in product(*labels.values()):
+            counter.labels(*values)
+        return counter
 
     @contextmanager
     def overhead(self, phase: Phase) -> Generator[None]:

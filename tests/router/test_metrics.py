@@ -6,6 +6,8 @@ everything fails, and an alert on restarts that a worker's first start sets off.
 
 import asyncio
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from core.messages import DesiredWorkers, WorkerLoad
 from core.vllm_aliases import total_load
 from router.metrics import LatencyGoals, RouterMetrics
@@ -25,6 +27,17 @@ def test_a_goal_that_both_are_within_is_met_and_one_missed_misses_both() -> None
     assert (count("ttft", "true"), count("itl", "true"), count("both", "true")) == (2, 1, 1)
     assert (count("ttft", "false"), count("itl", "false"), count("both", "false")) == (None, 1, 1)
     assert metrics.registry.get_sample_value("sluice_slo_seconds", {"slo": "itl"}) == 0.1
+
+
+def test_a_counter_with_known_labels_is_there_before_anything_goes_wrong() -> None:
+    """A panel of it would be empty, and an alert on its growth would miss the first event."""
+    families = text_string_to_metric_families(RouterMetrics().render().decode())
+    empty = {each.name for each in families if each.type == "counter" and not each.samples}
+    assert empty == {
+        "sluice_requests",  # by model, which a client names
+        "sluice_slo_requests",
+        "sluice_route_decisions",  # most of its combinations cannot be
+    }
 
 
 def test_the_load_of_several_workers_is_their_sum_and_what_waits_before_them() -> None:

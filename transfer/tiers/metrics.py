@@ -1,7 +1,8 @@
 """Bytes and durations of what moves between pool, host memory and storage."""
 
 from collections.abc import Callable
-from typing import Literal, TypeAlias
+from itertools import product
+from typing import Literal, TypeAlias, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -25,6 +26,8 @@ class MoveMetrics:
             ("role", "tier", "direction"),
             registry=registry,
         )
+        for tier, direction in product((Tier.HOST, Tier.STORAGE), get_args(Direction)):
+            self._bytes.labels(role, tier, direction)
         self._seconds = Histogram(
             "sluice_kv_tier_seconds",
             "Duration of one operation: store, load (host memory), write, find, read (storage)",
