@@ -23,7 +23,10 @@ SOCKET_TIMEOUT_S = 10.0
 
 
 class MetricsServer:
-    """Answers ``GET /metrics`` and the given checks from threads of its own; idle costs nothing."""
+    """Answers ``GET /metrics`` and the given checks from threads of its own; idle costs nothing.
+
+    ``HEAD`` has what ``GET`` would have, without its body.
+    """
 
     def __init__(
         self,
@@ -73,6 +76,19 @@ class _App:
         self._checks = checks
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:  # noqa: ANN401
+        if environ.get("REQUEST_METHOD") != "HEAD":
+            return self._answer(environ, start_response)
+
+        def start_empty(status: str, headers: list[tuple[str, str]]) -> None:
+            head.append((status, headers))
+
+        head: list[tuple[str, list[tuple[str, str]]]] = []
+        nbytes = sum(map(len, self._answer({**environ, "REQUEST_METHOD": "GET"}, start_empty)))
+        status, headers = head[0]
+        start_response(status, [*headers, ("Content-Length", str(nbytes))])
+        return []
+
+    def _answer(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:  # noqa: ANN401
         check = self._checks.get(environ.get("PATH_INFO", ""))
         if check is None:
             return self._metrics(environ, start_response)

@@ -44,11 +44,38 @@ def get(server: MetricsServer, path: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
+def exchanged(server: MetricsServer, method: str, path: str) -> tuple[int, dict[str, str], bytes]:
+    """Return status, header fields but for the date, and all bytes that follow the head."""
+    port = urlsplit(server.address).port
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(f"{method} {path} HTTP/1.0\r\n\r\n".encode())
+        content = b"".join(iter(lambda: connection.recv(65536), b""))
+    head, _, body = content.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    fields = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+    del fields["date"]
+    return int(first.split()[1]), fields, body
+
+
 def test_metrics_and_checks_have_one_port(server: MetricsServer, checks: Checks) -> None:
     assert "things_total 3.0" in get(server, "/metrics")[1]
     assert get(server, "/livez") == (200, "ok\n")
     checks.reason = "no progress for 61 s"
     assert get(server, "/livez") == (503, "no progress for 61 s\n")
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/livez"])
+@pytest.mark.parametrize("reason", [None, "no progress for 61 s"])
+def test_head_has_what_get_would_have_without_its_body(
+    server: MetricsServer, checks: Checks, path: str, reason: str | None
+) -> None:
+    checks.reason = reason
+    (got, got_fields, body), (head, head_fields, nothing) = (
+        exchanged(server, method, path) for method in ("GET", "HEAD")
+    )
+    assert (head, nothing) == (got, b"")
+    assert head_fields == got_fields
+    assert int(head_fields["content-length"]) == len(body)
 
 
 def test_a_client_that_says_nothing_holds_up_nobody(server: MetricsServer) -> None:
