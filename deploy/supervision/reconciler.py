@@ -200,6 +200,9 @@ class Reconciler:
 
     def _revive(self, now: float, name: str, member: _Member, desired: Desired) -> None:
         target = desired.targets.get(member.role)
+        if target is not None and member.revision != target.revision:
+            # What it died of says nothing of the config that is wanted by now.
+            member.deaths, member.retry_at = min(member.deaths, 1), now
         if member.retry_at is None:
             self._give_up(name, member, "its config cannot work")
         elif member.deaths > self._limits.max_restarts:
@@ -284,15 +287,33 @@ class Reconciler:
         """Return whom an update sends away next where there is no room for a successor beside it.
 
         One at a time, and only while all others serve: a revision that does not get ready stops
-        the update at its first worker.
+        the update at its first worker. Who does not serve yet goes first.
         """
         num_all = sum(member.role == role for member in self._members.values())
         is_complete = len(staying) == num_all == target.replicas
-        all_serve = all(member.serves for member in staying.values())
-        if self._limits.max_surge or not is_complete or not all_serve:
+        if self._limits.max_surge or not is_complete:
+            return None
+        if (name := self._out_of_place(target, staying)) is not None:
+            return name
+        if not all(member.serves for member in staying.values()):
             return None
         old = [name for name, member in staying.items() if member.revision != target.revision]
         return max(old, key=index_of, default=None)
+
+    def _out_of_place(self, target: Target, staying: Mapping[str, _Member]) -> str | None:
+        """Return one that waits or loads by what is not wanted, such as an update taken back.
+
+        None also while one by what is wanted does not serve.
+        """
+        new = [member for member in staying.values() if member.revision == target.revision]
+        if not all(member.serves for member in new):
+            return None
+        waiting = [
+            name
+            for name, member in staying.items()
+            if member.revision != target.revision and member.state in {"pending", "starting"}
+        ]
+        return max(waiting, key=index_of, default=None)
 
     def _dispensability(self, name: str) -> tuple[bool, int]:
         return not self._members[name].serves, index_of(name)
