@@ -2,17 +2,19 @@
 
 The server's own protocol takes a head of any length, waits for it for ever, and, where a client has
 sent its next request already, does not tell the running one that the client has left. Told to end,
-it drops the requests that it reads from then on.
+it drops the requests that it reads from then on. Of what is no HTTP it does not say who sent it.
 """
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 
+import httptools
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from router.http10 import UnchunkedApp
 from router.responses import ErrorBody, Problem, to_json
+from router.strangers import Strangers, what_it_is
 
 HEAD_TIMEOUT_S: Final = 30.0
 """From a connection, or from the first byte of a later request, to the end of its headers."""
@@ -43,6 +45,11 @@ class BoundedConnection(HttpToolsProtocol):
     _is_leaving: bool = False
     """Whether the connection ends when nothing is unanswered any more."""
 
+    def __init__(self, strangers: Strangers, **given: Any) -> None:  # noqa: ANN401 - as inherited
+        """Tell ``strangers`` of what is no HTTP."""
+        super().__init__(**given)
+        self._strangers = strangers
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See ``asyncio.Protocol``."""
         super().connection_made(transport)
@@ -57,8 +64,19 @@ class BoundedConnection(HttpToolsProtocol):
             cycle.message_event.set()
 
     def data_received(self, data: bytes) -> None:
-        """See ``asyncio.Protocol``."""
-        super().data_received(data)
+        """See ``asyncio.Protocol``; a wish to upgrade is passed over, as RFC 9110, 7.8 allows."""
+        is_first = not self._head_nbytes and not self._cycles
+        self._unset_keepalive_if_required()
+        assert self.parser is not None, "it is until the connection is lost"
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass
+        except httptools.HttpParserError as error:
+            reason = what_it_is(data if is_first else b"", error)
+            self._strangers.tell(self.client, reason, now=self.loop.time())
+            self._refuse(400, f"this is no HTTP/1.1 request: {reason}")
+            return
         if self._head_nbytes is None or self.transport.is_closing():
             return
         self._head_nbytes += len(data)
@@ -112,10 +130,6 @@ class BoundedConnection(HttpToolsProtocol):
         self._is_leaving = True
         if not self._unanswered():
             self.transport.close()
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, in the form of all errors."""
-        self._refuse(400, msg)
 
     def _is_only_kept(self) -> bool:
         """Whether it has asked, all is answered, and nothing is on its way as far as is seen."""

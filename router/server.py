@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -26,6 +27,7 @@ from router.draining import leave_from
 from router.fleet import Fleet
 from router.metrics import LatencyGoals, RouterMetrics
 from router.model_card import ModelCard
+from router.strangers import Strangers
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +151,7 @@ def _export_vllm_aliases(
 def _uvicorn_config(app: object) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # pyright: ignore[reportArgumentType]
-        http=BoundedConnection,
+        http=partial(BoundedConnection, Strangers()),  # pyright: ignore[reportArgumentType]
         ws="none",
         lifespan="off",
         access_log=False,

@@ -7,6 +7,7 @@ left, since it had sent its next one already.
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -14,6 +15,8 @@ import pytest
 
 from core.messages import Generate
 from router import connections
+from router import strangers as strangers_room
+from router.strangers import Strangers
 from tests.router.conftest import MODEL, RunningRouter
 from tests.router.model_folder import EOS
 from tests.router.scripted_worker import ScriptedWorker, say
@@ -141,6 +144,73 @@ async def test_what_is_no_http_is_told_so_in_the_form_of_all_errors(
         writer.write(content)
         status, error = await answer_of(reader)
     assert (status, error["type"]) == (400, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01", "it is TLS: speak http, or put TLS in front"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "it is HTTP/2: speak HTTP/1.1"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "Invalid method encountered"),
+        (b"GET / HTTP/1.1\r\nhost: x\r\n\r\n\x16\x03\x01", "Invalid method encountered"),
+        (b"CONNECT x:80 HTTP/1.1\r\nhost: x:80\r\n\r\n", "it is meant for a proxy"),
+        (b"GET x:80 HTTP/1.1\r\nhost: x:80\r\n\r\n", "Unexpected char in url schema"),
+        (b"OPTIONS http://x:port HTTP/1.1\r\n\r\n", "the target of the request cannot be read"),
+    ],
+)
+async def test_the_log_tells_who_sent_what_is_no_http_and_what_it_was_once(
+    router: RunningRouter, caplog: pytest.LogCaptureFixture, content: bytes, reason: str
+) -> None:
+    for _ in range(3):
+        async with connected(router) as (reader, writer):
+            writer.write(content)
+            async with asyncio.timeout(20):
+                answer = await reader.read(-1)
+        assert reason in json.loads(answer.rpartition(b"\r\n\r\n")[2])["error"]["message"]
+    (told,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "event=not_http peer=127.0.0.1:" in told.getMessage()
+    assert reason in told.getMessage()
+
+
+async def test_a_wish_to_upgrade_is_passed_over_without_a_word_in_the_log(
+    router: RunningRouter, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As ``curl --http2`` asks by default."""
+    wish = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMA\r\n"
+    async with connected(router) as (reader, writer):
+        for _ in range(2):
+            writer.write(b"GET /livez HTTP/1.1\r\nhost: x\r\n" + wish + b"\r\n")
+            async with asyncio.timeout(20):
+                assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")
+                await reader.readuntil(b"}")
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_each_address_is_told_once_in_a_while_with_how_many_came(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    strangers = Strangers()
+    for at_s in (0.0, 1.0, 9.9, 10.0, 12.0):
+        strangers.tell(("10.0.0.1", 4000), "it is TLS", now=at_s)
+    strangers.tell(("fd00::2", 4001), "it is TLS", now=12.0)
+    strangers.tell(None, "it is TLS", now=12.0)
+    assert [record.getMessage().partition(" reason=")[0] for record in caplog.records] == [
+        "event=not_http peer=10.0.0.1:4000 new=1",
+        "event=not_http peer=10.0.0.1:4000 new=3",
+        "event=not_http peer=[fd00::2]:4001 new=1",
+        "event=not_http peer=unknown:0 new=1",
+    ]
+
+
+def test_a_scan_from_many_addresses_does_not_fill_the_memory(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strangers_room, "MAX_ADDRESSES", 3)
+    strangers = Strangers()
+    for number in (1, 2, 3, 4, 1, 4):  # the fourth puts the first out, and that is told anew
+        strangers.tell((f"10.0.0.{number}", 4000), "it is TLS", now=0.0)
+    told = [record.getMessage().partition(":")[0] for record in caplog.records]
+    assert told == [f"event=not_http peer=10.0.0.{number}" for number in (1, 2, 3, 4, 1)]
 
 
 async def test_what_follows_a_body_is_no_header(router: RunningRouter) -> None:
