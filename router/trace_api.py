@@ -22,8 +22,8 @@ class TraceAPI:
     def begin(self, request: Request, prepared: Prepared, *, arrived_at: float) -> None:
         """``request`` arrived at ``arrived_at`` and was turned into ``prepared`` just now."""
         requests = tuple(spec.request_id for spec in prepared.specs)
-        for name in (prepared.response_id, request_id_of(request.scope)):
-            self.control.names.add(name, requests)
+        names = (prepared.response_id, request_id_of(request.scope))
+        self.control.names.add(names, requests)
         recorder = self.control.recorder
         for spec in prepared.specs:
             owner = (spec.request_id, Attempt(0))
@@ -34,13 +34,14 @@ class TraceAPI:
         """Tell what every process recorded of a request, on one clock.
 
         ``name`` is the ``id`` of a response or its ``x-request-id``; for another choice than the
-        first, the response's id and ``-1``, ``-2`` and so on. Times are seconds from the arrival.
+        first, one of what the answer names in ``choices``. Times are seconds from the arrival.
 
         Raises:
             TraceNotFoundError: the router never saw it, or has forgotten it.
         """
         requests = self.control.names.requests(name)
-        processes = await self.control.collect(requests[0])
+        chosen = next((request for request in requests if request == name), requests[0])
+        processes = await self.control.collect(chosen)
         if not processes:
             raise TraceNotFoundError(
                 f"request {name!r:.150} is unknown here, or forgotten: the router keeps the last "
@@ -49,7 +50,7 @@ class TraceAPI:
         start_s = processes[0].events[0].at_s
         return JSONResponse(
             {
-                "request_id": requests[0],
+                "request_id": chosen,
                 "choices": list[RequestId](requests),
                 "processes": [_described(process, start_s) for process in processes],
             }

@@ -43,8 +43,16 @@ class RequestNames:
         self._max_names = max_names
         self._requests_of_name: dict[str, tuple[RequestId, ...]] = {}
 
-    def add(self, name: str, requests: tuple[RequestId, ...]) -> None:
-        """``name`` means ``requests`` from now on, whatever it meant before."""
+    def add(self, names: Iterable[str], requests: tuple[RequestId, ...]) -> None:
+        """Each of ``names`` means ``requests`` from now on, whatever it meant before.
+
+        So does each of several ``requests``, which tells its sisters.
+        """
+        sisters = requests if len(requests) > 1 else ()
+        for name in (*names, *sisters):
+            self._add(name, requests)
+
+    def _add(self, name: str, requests: tuple[RequestId, ...]) -> None:
         self._requests_of_name.pop(name, None)
         self._requests_of_name[name] = requests
         if len(self._requests_of_name) > self._max_names:
@@ -73,6 +81,7 @@ class TraceControl:
     ) -> None:
         self.recorder = recorder
         # An answer has two names: the one that it is given, and the one that the client gave it.
+        # One of several sequences has those of the sequences, too: again at most two for each.
         self.names = RequestNames(2 * recorder.max_requests)
         self._incarnation = incarnation
         self._questions: Questions[TraceReport] = Questions(send, recorder.now)

@@ -73,7 +73,7 @@ def _top(arguments: argparse.Namespace) -> int:
 
 
 def _trace(arguments: argparse.Namespace) -> int:
-    return run_trace(arguments.url, arguments.request, out=arguments.out)
+    return run_trace(arguments.url, arguments.request, out=arguments.out, choice=arguments.choice)
 
 
 def _cache_reset(arguments: argparse.Namespace) -> int:
@@ -150,6 +150,12 @@ def _add_trace(commands: Commands) -> None:
     trace.add_argument(
         "request", metavar="REQUEST", help="a response's id, or its x-request-id header"
     )
+    trace.add_argument(
+        "--choice",
+        type=_choice,
+        metavar="N",
+        help="index of one of its choices, such as 1 where n was 2; default: the first",
+    )
     add_url(trace)
     trace.add_argument(
         "--out",
@@ -182,6 +188,17 @@ def _deployment_name(text: str) -> str:
             "and hyphens"
         )
         raise argparse.ArgumentTypeError(message) from None
+
+
+def _choice(text: str) -> int:
+    try:
+        index = int(text)
+    except ValueError:
+        index = -1
+    if index < 0:
+        message = f"{text[:MAX_SHOWN]!r} is no index of a choice; the first is 0, then 1 and so on"
+        raise argparse.ArgumentTypeError(message)
+    return index
 
 
 def _wait_s(text: str) -> float:

@@ -27,24 +27,42 @@ class PictureError(SluiceError):
     """The picture could not be made from the trace."""
 
 
-def run_trace(url: str, name: str, *, out: Path | None) -> int:
+def run_trace(url: str, name: str, *, out: Path | None, choice: int | None = None) -> int:
     """Print what became of request ``name`` at the router at ``url``, and write it to ``out``.
 
-    By default ``out`` is an SVG file in the current folder, named after the request.
+    Args:
+        url: The API's address.
+        name: Of a response or of one of its sequences.
+        out: By default an SVG file in the current folder, named after the sequence.
+        choice: The index of the sequence to show; by default the one that is named, else the first.
 
     Raises:
-        ConfigError: ``url`` is malformed, or ``out`` is no file that can be written.
+        ConfigError: ``url`` is malformed, ``out`` is no file that can be written, or the request
+            has no such ``choice``.
         SluiceError: nothing answers, the request is unknown there, or a PNG can't be made here.
     """
     writer = None if out is None else _writer(out)
     client = ApiClient(url.rstrip("/").removesuffix("/v1"), timeout_s=15.0)
-    trace = client.get(f"/v1/trace/{quote(name)}", RequestTrace)
+    trace = _chosen(client, client.get(f"/v1/trace/{quote(name)}", RequestTrace), choice)
     console = Console()
     print_trace(trace, console)
     out = out or Path(f"{trace.request_id}.svg")
     (writer or _write_svg)(trace, out)
     console.print(f"picture: {out}", highlight=False, soft_wrap=True)
     return 0
+
+
+def _chosen(client: ApiClient, trace: RequestTrace, choice: int | None) -> RequestTrace:
+    """Return the trace of the ``choice`` beside ``trace``."""
+    if choice is None:
+        return trace
+    choices = trace.choices
+    if choice >= len(choices):
+        what = "one choice, 0" if len(choices) == 1 else f"choices 0 to {len(choices) - 1}"
+        raise ConfigError(f"--choice {choice}: the request has {what}; give one of them")
+    if choices[choice] == trace.request_id:
+        return trace
+    return client.get(f"/v1/trace/{quote(choices[choice])}", RequestTrace)
 
 
 def _writer(out: Path) -> Callable[[RequestTrace, Path], None]:

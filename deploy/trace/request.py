@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from core.messages import Role
 from core.trace import EventName, Value
+
+MAX_NAMES_SHOWN: Final = 4
+"""Of the sequences of one response."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -43,7 +46,7 @@ class RequestTrace(msgspec.Struct, frozen=True):
 
     request_id: str
     choices: list[str]
-    """Requests of the same response, this one included."""
+    """The sequences of the same response by their index, this one included."""
     processes: list[Process]
 
     def entries(self, *names: EventName, role: str | None = None) -> Iterator[Entry]:
@@ -160,6 +163,17 @@ def figures_of(trace: RequestTrace) -> Figures:
 
 def _last(trace: RequestTrace, name: EventName, role: str | None = None) -> Entry | None:
     return max(trace.entries(name, role=role), key=lambda entry: entry.at_s, default=None)
+
+
+def sisters_of(trace: RequestTrace) -> str | None:
+    """Return which choice of its response this is, and the names of all; None: the only one."""
+    choices = trace.choices
+    if len(choices) < 2 or trace.request_id not in choices:  # noqa: PLR2004 - it and another
+        return None
+    names = (
+        ", ".join(choices) if len(choices) <= MAX_NAMES_SHOWN else f"{choices[0]} to {choices[-1]}"
+    )
+    return f"choice {choices.index(trace.request_id)} of {len(choices)} (from 0): {names}"
 
 
 def summary_of(figures: Figures) -> list[str]:

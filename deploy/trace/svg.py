@@ -18,7 +18,7 @@ from deploy.trace.lanes import (
     lanes_of,
     tail_of,
 )
-from deploy.trace.request import RequestTrace, figures_of, milliseconds, summary_of
+from deploy.trace.request import RequestTrace, figures_of, milliseconds, sisters_of, summary_of
 
 WIDTH: Final = 1080
 LEFT: Final = 176
@@ -75,7 +75,8 @@ def draw(trace: RequestTrace) -> str:
     lanes, hops = lanes_of(trace), hops_of(trace)
     span_s = max(trace.end_s - trace.start_s, 1e-6)
     whole = Scale(trace.start_s, trace.end_s + 0.01 * span_s)
-    summary = summary_of(figures_of(trace))
+    sisters = sisters_of(trace)
+    summary = [*([] if sisters is None else [sisters]), *summary_of(figures_of(trace))]
     parts = [_text(16, 28, trace.request_id, size=15, weight="bold")]
     y = 28.0
     for line in summary:

@@ -15,6 +15,7 @@ from deploy.trace.request import (
     figures_of,
     megabytes,
     milliseconds,
+    sisters_of,
     summary_of,
 )
 
@@ -35,6 +36,10 @@ CELL: Final[dict[Kind, tuple[str, str]]] = {
 def print_trace(trace: RequestTrace, console: Console) -> None:
     """Print ``trace`` as wide as the terminal is."""
     console.print(f"[bold]{trace.request_id}[/bold]", highlight=False)
+    sisters = sisters_of(trace)
+    if sisters is not None:
+        told = Text(f"{sisters}; --choice N shows another")
+        console.print(Padding(told, (0, 0, 0, 2)))
     for line in summary_of(figures_of(trace)):
         console.print(Padding(Text(line), (0, 0, 0, 2)))
     console.print()

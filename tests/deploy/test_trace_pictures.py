@@ -227,6 +227,20 @@ def test_a_worker_that_did_not_answer_is_named() -> None:
     assert "decode-0: has nothing of this request" in printed(ODD["forgotten"])
 
 
+def one_of(index: int, number: int) -> RequestTrace:
+    """Return the trace of one of ``number`` sequences."""
+    choices = [f"cmpl-1-{position}" for position in range(number)]
+    return msgspec.structs.replace(WHOLE, request_id=choices[index], choices=choices)
+
+
+def test_one_sequence_of_several_is_shown_with_its_sisters_and_how_to_choose_one() -> None:
+    told = "choice 1 of 3 (from 0): cmpl-1-0, cmpl-1-1, cmpl-1-2"
+    assert f"{told}; --choice N shows another" in printed(one_of(1, 3))
+    assert told in texts(draw(one_of(1, 3)))
+    assert "choice 7 of 128 (from 0): cmpl-1-0 to cmpl-1-127;" in printed(one_of(7, 128))
+    assert "choice" not in printed(WHOLE) + draw(WHOLE)
+
+
 def test_a_png_that_cannot_be_made_here_is_said_before_anything_is_asked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

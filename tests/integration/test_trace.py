@@ -38,9 +38,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
-def ask(stack: Stack, prompt: list[int]) -> str:
+def ask(stack: Stack, prompt: list[int], **more: object) -> str:
     """Return the ``x-request-id`` of a completion."""
-    body = {"model": "model", "prompt": prompt, "max_tokens": 4, "ignore_eos": True}
+    body = {"model": "model", "prompt": prompt, "max_tokens": 4, "ignore_eos": True, **more}
     response = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=60)
     assert response.status_code == 200, response.text
     return response.headers["x-request-id"]
@@ -138,6 +138,30 @@ def test_the_command_draws_a_running_deployments_request(
 
     assert run(["trace", "cmpl-nothing", "--url", stack.url]) == 1
     assert "unknown here" in capsys.readouterr().err
+
+
+def test_the_command_shows_the_sequence_that_is_chosen_and_names_its_sisters(
+    stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = ask(stack, prompt_of(40, VOCAB_SIZE, seed=21), n=2)
+    out = tmp_path / "way.json"
+    command = ["trace", name, "--url", stack.url, "--out", str(out)]
+
+    assert run(command) == 0
+    first = json.loads(out.read_text())
+    assert first["request_id"] == first["choices"][0]
+    assert run([*command, "--choice", "1"]) == 0
+    second = json.loads(out.read_text())
+    assert (second["request_id"], second["choices"]) == (first["choices"][1], first["choices"])
+    shown = capsys.readouterr().out
+    assert "choice 0 of 2" in shown
+    assert "choice 1 of 2" in shown
+
+    assert run([*command, "--choice", "2"]) == 2
+    assert "--choice 2: the request has choices 0 to 1; give one" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        run([*command, "--choice", "-1"])
+    assert "--choice: '-1' is no index of a choice" in capsys.readouterr().err
 
 
 def test_a_request_whose_source_froze_tells_so_and_can_be_drawn(

@@ -85,10 +85,16 @@ async def test_a_request_is_found_by_each_of_its_names(router: RunningRouter) ->
         for name in (response_id, x_request_id, f"{response_id}-0", f"{response_id}-1")
     ]
     assert found == [f"{response_id}-0"] * 3 + [f"{response_id}-1"]
-    assert (await trace(router, response_id))["choices"] == [
-        f"{response_id}-0",
-        f"{response_id}-1",
-    ]
+
+
+async def test_each_sequence_of_a_request_tells_its_sisters(router: RunningRouter) -> None:
+    await router.start_worker(say([5, 6]), recorder=elsewhere())
+    alone, _ = await complete(router)
+    response_id, x_request_id = await complete(router, n=3)
+    sequences = [f"{response_id}-{index}" for index in range(3)]
+    for name in (response_id, x_request_id, *sequences):
+        assert (await trace(router, name))["choices"] == sequences
+    assert (await trace(router, f"{alone}-0"))["choices"] == [f"{alone}-0"]
 
 
 async def test_an_unknown_request_is_404_and_names_how_many_are_kept(router: RunningRouter) -> None:
@@ -167,8 +173,8 @@ def test_the_true_time_is_within_the_stated_uncertainty(answered_after_s: float)
 def test_names_are_bounded_and_the_newest_meaning_counts() -> None:
     names = RequestNames(2)
     for index in range(3):
-        names.add(f"name-{index}", (RequestId(f"request-{index}"),))
-    names.add("name-1", (RequestId("newer"),))
+        names.add([f"name-{index}"], (RequestId(f"request-{index}"),))
+    names.add(["name-1"], (RequestId("newer"),))
     assert names.requests("name-1") == ("newer",)
     assert names.requests("name-2") == ("request-2",)
     assert names.requests("name-0") == ("name-0",)
