@@ -103,10 +103,7 @@ class SluiceConfig(ConfigSection):
         faults = cls.find_faults(layer.content)
         if not faults:
             return cls.model_validate(layer.content)
-        told = [
-            f"{' and '.join(map(str, layer.origins_of(fault.places)))}: {fault.text}"
-            for fault in faults[:MAX_FAULTS_TOLD]
-        ]
+        told = [_told(fault, layer) for fault in faults[:MAX_FAULTS_TOLD]]
         if len(faults) > len(told):
             told.append(f"and {len(faults) - len(told)} more")
         raise ConfigError("; ".join(told))
@@ -138,6 +135,11 @@ class SluiceConfig(ConfigSection):
         for section, fields in overrides.items():
             content[section] |= fields
         return type(self).model_validate(content)
+
+
+def _told(fault: Fault, layer: ConfigLayer) -> str:
+    origins = layer.origins_of(fault.places)
+    return f"{' and '.join(map(str, origins))}: {fault.after(origins)}"
 
 
 def _faults(kind: type[ConfigSection], content: Mapping[str, object]) -> list[Fault]:

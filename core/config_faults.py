@@ -1,6 +1,6 @@
 """What is wrong with a config, in words: the field, its value, and what to write instead."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final, LiteralString, get_args
@@ -8,10 +8,14 @@ from typing import Final, LiteralString, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from core.config_layers import Place
+from core.config_fields import NAME_PATTERN
+from core.config_layers import Origin, Place
 
 _MAX_VALUE_CHARS = 80
 _CONFLICT: Final = "conflict"
+_WORDS_OF_PATTERN: Final = {
+    NAME_PATTERN: "give 1 to 63 lower-case letters, digits and hyphens, no hyphen first or last"
+}
 
 
 def conflict(section: BaseModel, message: LiteralString, *fields: str) -> PydanticCustomError:
@@ -28,6 +32,12 @@ class Fault:
     """The field, or all fields that do not go together."""
     text: str
     """The field's name, what is wrong, and the value."""
+
+    def after(self, origins: Sequence[Origin]) -> str:
+        """Return the text as it follows ``origins``: the name only if it is not the end of them."""
+        name, _, rest = self.text.partition(": ")
+        is_named = [str(origin) for origin in origins] == [f"--set {name}"]
+        return rest if is_named else self.text
 
 
 def list_faults(error: ValidationError, root: type[BaseModel]) -> list[Fault]:
@@ -46,6 +56,9 @@ def _fault(details: ErrorDetails, root: type[BaseModel]) -> Fault:
             return Fault(places, f"{name}: unknown; {_suggestion([*path], root)}")
         case "finite_number":
             reason, value = "give a finite number", _shown(details["input"])
+        case "string_pattern_mismatch":
+            reason = _WORDS_OF_PATTERN.get(context["pattern"], details["msg"])
+            value = _shown(details["input"])
         case "conflict":
             values: Mapping[str, object] = context["fields"]
             places = tuple((*path, field) for field in values)

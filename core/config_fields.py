@@ -10,6 +10,9 @@ MAX_GIB = 2**20
 """A pebibyte: a larger size is a slip, and would overflow a byte count somewhere."""
 MAX_SECONDS = 365 * 24 * 3600
 
+NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+"""Of what becomes a label in DNS; its meaning in words is in ``core.config_faults``."""
+
 PositiveInt = Annotated[int, Field(gt=0, le=MAX_INT)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=MAX_INT)]
 PositiveGib = Annotated[float, Field(gt=0, le=MAX_GIB)]

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 
 from core.config_fields import (
     MAX_SECONDS,
+    NAME_PATTERN,
     ConfigSection,
     NonNegativeInt,
     Port,
@@ -101,7 +102,7 @@ class MetricsConfig(ConfigSection):
 class DeployConfig(ConfigSection):
     """Which processes run."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")] = "sluice"
+    name: Annotated[str, Field(pattern=NAME_PATTERN)] = "sluice"
     """Of this deployment, among those of one Ray cluster."""
     prefill: NonNegativeInt = 1
     """Prefill workers; 0 serves everything on decode workers."""

@@ -50,7 +50,8 @@ def run_config_check(path: Path, assignments: Sequence[str]) -> int:
     if config is not None:
         faults = [*_limits(config), *unlike_ranks(config)]
     for fault in sorted(faults, key=lambda fault: _line(fault, settings)):
-        told = _told("error", fault.places, fault.text, settings, lines)
+        text = fault.after(settings.origins_of(fault.places))
+        told = _told("error", fault.places, text, settings, lines)
         sys.stdout.write("\n".join([*told, *_expected(fault.places)]) + "\n\n")
     warnings = [] if config is None else advise(config, Machine())
     if config is not None:

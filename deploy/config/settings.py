@@ -1,6 +1,7 @@
 """The config that a command runs with: defaults < file < environment < command line."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import UnionType
@@ -88,7 +89,11 @@ def parse_value(text: str, place: Place, *, source: str) -> object:
     is_quoted = text[:1] in {"'", '"'}
     if _takes_text(place) and not is_quoted and text != "null":
         return text
-    return parse_yaml(text, source=source)[0]
+    try:
+        return parse_yaml(text, source=source)[0]
+    except ConfigError as error:
+        reason = re.sub(r"^(:\d+:\d+)?: ", "", str(error).removeprefix(source))
+        raise ConfigError(f"{source}: {reason} (got {text!r:.80})") from error
 
 
 def _poison(environment: Mapping[str, str]) -> ConfigLayer | None:
@@ -106,7 +111,7 @@ def _assignment(assignment: str) -> ConfigLayer:
         raise ConfigError(
             f"--set {assignment}: write section.field=value, such as cache.block_size=32"
         )
-    source = f"--set {name.strip()}"
+    source = f"--set {'.'.join(place)}"
     return layer_of(place, parse_value(text.strip(), place, source=source), Origin(source))
 
 

@@ -127,7 +127,7 @@ def test_every_kind_of_field_can_be_given_by_variable_and_by_set(
         ),
         ("CACH__BLOCK_SIZE", "1", "cach: unknown; did you mean cache?"),
         ("CACHE__BLOK_SIZE", "1", "cache.blok_size: unknown; did you mean cache.block_size?"),
-        ("CACHE__BLOCK_SIZE", "[1", ":1:3: not YAML: expected"),
+        ("CACHE__BLOCK_SIZE", "[1", ": not YAML: expected"),
         ("CACHE____BLOCK_SIZE", "1", "write it in capitals, such as SLUICE__ROUTER__PORT"),
         ("cache__block_size", "1", "write it in capitals, such as SLUICE__ROUTER__PORT"),
     ],
@@ -151,6 +151,29 @@ def test_an_empty_variable_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_set_without_field_or_value_says_how_to_write_it(assignment: str) -> None:
     with pytest.raises(ConfigError, match=r"write section\.field=value, such as cache\.block_size"):
         load_settings(None, {}, [assignment])
+
+
+@pytest.mark.parametrize(
+    ("assignment", "told"),
+    [
+        ("cache.block_size=many", "Input should be a valid integer, unable to parse"),
+        ("cache.blok_size=1", "unknown; did you mean cache.block_size?"),
+        ("prefill.cache.block_size=0", "Input should be greater than 0 (got 0)"),
+        ("router.control_port=8000", "8000 is router.port too"),
+        ("cach.block_size=1", "cach: unknown; did you mean cache?"),
+        (
+            "router.port=[",
+            "not YAML: expected the node content, but found '<stream end>' (got '[')",
+        ),
+        ("deploy.name=No_Name", "give 1 to 63 lower-case letters, digits and hyphens, no hyphen"),
+    ],
+)
+def test_a_wrong_set_names_its_field_once(assignment: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(None, {}, [assignment])
+    text, name = str(caught.value), assignment.partition("=")[0]
+    assert text.startswith(f"--set {name}: {told}")
+    assert text.count(name) == 1
 
 
 def test_a_conflict_names_both_places(file: Path) -> None:
