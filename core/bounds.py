@@ -36,6 +36,8 @@ Chunk = Annotated[int, Meta(ge=0, lt=MAX_CHUNKS)]
 
 Name = Annotated[str, Meta(max_length=256)]
 """Of a worker, a model, an address, a salt."""
+Line = Annotated[str, Meta(max_length=1024)]
+"""For an operator, to be shown among others."""
 Explanation = Annotated[str, Meta(max_length=2**18)]
 """For an operator; may list two layouts of many groups."""
 Digest = Annotated[bytes, Meta(max_length=64)]

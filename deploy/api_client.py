@@ -61,6 +61,10 @@ class RouterStatus(msgspec.Struct, frozen=True):
     pending_requests: int = 0
     desired: dict[Role, int] | None = None
     """How many workers of each role are wanted; None: not known."""
+    desired_revisions: dict[Role, str] | None = None
+    """By which config; None: not known."""
+    trouble: tuple[str, ...] = ()
+    """Who of those wanted does not serve and why, the newest first."""
 
 
 class CacheStatus(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from core.errors import ModelNotFoundError, RequestError, RequestTooLargeError, SluiceError
-from core.messages import Heartbeat
+from core.messages import DesiredWorkers, Heartbeat
 from router import endpoints
 from router.api_keys import ApiKeys, KeyedApp
 from router.body import read_body
@@ -94,6 +94,7 @@ class RouterAPI:
     async def status(self) -> Response:
         """Describe the workers, for ``sluice status``."""
         now_s = asyncio.get_running_loop().time()
+        desired = self.fleet.registry.desired()
         workers = [
             _worker_status(worker, now_s=now_s)
             for role in ("prefill", "decode")
@@ -107,17 +108,10 @@ class RouterAPI:
                 "model": self.card.name,
                 "max_model_len": self._max_model_len(),
                 "pending_requests": self.dispatcher.admission.num_pending,
-                "desired": self._desired(),
+                **_wanted_status(desired),
                 "workers": workers,
             }
         )
-
-    def _desired(self) -> dict[str, int] | None:
-        """Return how many workers of each role are wanted; None: no living one has word of it."""
-        desired = self.fleet.registry.desired()
-        if desired is None:
-            return None
-        return {"prefill": desired.prefill, "decode": desired.decode}
 
     async def prometheus(self) -> Response:
         """Give the router's metrics."""
@@ -243,6 +237,20 @@ def _rejection(error: RequestError) -> str:
     if isinstance(error, RequestTooLargeError):
         return "too_large"
     return "too_long" if isinstance(error, ContextLengthError) else "invalid"
+
+
+def _wanted_status(desired: DesiredWorkers | None) -> dict[str, object]:
+    """Tell how many workers of each role are wanted and by which config; None: nobody knows."""
+    if desired is None:
+        return {"desired": None, "desired_revisions": None, "trouble": []}
+    return {
+        "desired": {"prefill": desired.prefill, "decode": desired.decode},
+        "desired_revisions": {
+            "prefill": desired.prefill_revision,
+            "decode": desired.decode_revision,
+        },
+        "trouble": desired.trouble,
+    }
 
 
 def _worker_status(worker: Worker, *, now_s: float) -> dict[str, object]:

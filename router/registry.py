@@ -1,6 +1,6 @@
 """Which workers there are, as their heartbeats tell. Pure: the time comes in as an argument."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -9,6 +9,10 @@ import msgspec
 from core.ids import Incarnation, WorkerId
 from core.messages import DesiredWorkers, Heartbeat, PrefillPeer, Role
 from core.messages.serving import MAX_PEERS
+
+
+def _nothing() -> None:
+    return None
 
 
 class Change(Enum):
@@ -60,6 +64,8 @@ class WorkerRegistry:
 
     silence_s: float
     """After this long without a heartbeat a worker is gone."""
+    told_here: Callable[[], DesiredWorkers | None] = _nothing
+    """What whoever supervises this router has told it of the workers, though none of them lives."""
     lost_shown_s: float = 300.0
     """How long an operator is told of a worker that was lost and has not come back."""
     _lost: dict[WorkerId, Worker] = field(default_factory=dict[WorkerId, Worker])
@@ -152,10 +158,10 @@ class WorkerRegistry:
         return (w for w in self._workers.values() if w.heartbeat.role == role)
 
     def desired(self) -> DesiredWorkers | None:
-        """Return the newest word of how many workers are wanted; None: no living worker has one."""
-        beats = (worker.heartbeat for worker in self._workers.values())
-        told = [beat.desired for beat in beats if beat.desired is not None]
-        return max(told, key=lambda desired: desired.generation, default=None)
+        """Return the newest word of which workers are wanted; None: nobody has one."""
+        words = [self.told_here(), *(w.heartbeat.desired for w in self._workers.values())]
+        told = [word for word in words if word is not None]
+        return max(told, key=lambda word: (word.generation, word.edition), default=None)
 
     def usable(self, role: Role) -> list[Worker]:
         """Return the workers of ``role`` that may get requests."""

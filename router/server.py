@@ -97,6 +97,7 @@ async def run_router(context: RouterContext, lifecycle: Lifecycle) -> None:
             probe_token_id=card.probe_token_id,
             recorder=Recorder(time.monotonic, max_requests=config.trace_requests),
         )
+        fleet.registry.told_here = lambda: lifecycle.desired
         dispatcher = Dispatcher(config, fleet, card.tokenizer, metrics, card.name)
         if config.metrics.vllm_aliases:
             _export_vllm_aliases(metrics, config, fleet, dispatcher)

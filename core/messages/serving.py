@@ -4,7 +4,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from core.bounds import Count, Explanation, Name, Seconds, TokenIds, Total
+from core.bounds import Count, Explanation, Line, Name, Seconds, TokenIds, Total
 from core.messages.base import Message, Role
 from core.messages.bounded_ids import (
     BoundedAttempt,
@@ -16,6 +16,7 @@ from core.sampling import SamplingParams, TokenLogprobs
 
 FinishReason = Literal["stop", "length"]
 MAX_PEERS: Final = 4096
+MAX_TROUBLES: Final = 8
 
 
 class PrefillPeer(msgspec.Struct, frozen=True):
@@ -119,12 +120,19 @@ class WorkerLoad(msgspec.Struct, frozen=True):
 
 
 class DesiredWorkers(msgspec.Struct, frozen=True):
-    """How many workers the operator wants, ready or not."""
+    """How many workers the operator wants, ready or not, and what keeps them from it."""
 
     generation: Total
     """Of the operator's changes: the higher is the newer."""
     prefill: Count
     decode: Count
+    edition: Total = 0
+    """Of what is told in one generation: the higher is the newer."""
+    prefill_revision: Name = ""
+    """Of the config by which prefill workers are wanted."""
+    decode_revision: Name = ""
+    trouble: Annotated[tuple[Line, ...], msgspec.Meta(max_length=MAX_TROUBLES)] = ()
+    """Who does not serve and why, a line each, the newest first."""
 
 
 class Heartbeat(Message, frozen=True):

@@ -6,6 +6,8 @@ from typing import Literal
 
 from core.messages import DesiredWorkers, Party
 
+NOT_WANTED = "not wanted any more"
+"""Why one that does not serve yet is killed when it is sent away."""
 State = Literal["pending", "adopted", "starting", "ready", "draining", "ended", "dead", "refused"]
 """``pending``: has not answered yet, such as for lack of room; ``adopted``: as that, but started by
 an earlier controller; ``ended``: as it was told; ``dead``: its process is gone; ``refused``: it
@@ -47,9 +49,16 @@ class Desired:
 
     @property
     def workers(self) -> DesiredWorkers:
-        """The numbers alone."""
-        counts = {role: target.replicas for role, target in self.targets.items()}
-        return DesiredWorkers(self.generation, counts.get("prefill", 0), counts.get("decode", 0))
+        """What workers are told of it."""
+        none = Target(0, "")
+        prefill, decode = (self.targets.get(role, none) for role in ("prefill", "decode"))
+        return DesiredWorkers(
+            generation=self.generation,
+            prefill=prefill.replicas,
+            decode=decode.replicas,
+            prefill_revision=prefill.revision,
+            decode_revision=decode.revision,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from core.messages import Party
 from deploy.supervision.desired import (
+    NOT_WANTED,
     Action,
     Desired,
     Drain,
@@ -234,7 +235,7 @@ class Reconciler:
         if member.state == "ready":
             self._actions.append(Drain(name))
         else:
-            self._kill(now, name, member, "not wanted any more")
+            self._kill(now, name, member, NOT_WANTED)
 
     def _forget(self, name: str) -> None:
         del self._members[name]

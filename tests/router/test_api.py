@@ -1,8 +1,10 @@
 """The official OpenAI client works unchanged, over real HTTP, against a scripted decode worker."""
 
+import asyncio
+
 import pytest
 
-from core.messages import Generate
+from core.messages import DesiredWorkers, Generate
 from tests.router.conftest import MODEL, RunningRouter
 from tests.router.model_folder import EOS
 from tests.router.scripted_worker import ScriptedWorker, say
@@ -153,7 +155,34 @@ async def test_models_health_ready_and_status(
     answer = (await router.http.get("/status")).json()
     (status,) = answer["workers"]
     assert (status["worker_id"], status["state"]) == (worker.worker_id, "ready")
-    assert answer["desired"] is None, "this worker is no deployment's"
+    told = (answer["desired"], answer["desired_revisions"], answer["trouble"])
+    assert told == (None, None, []), "this worker is no deployment's"
+
+
+async def test_what_its_supervisor_told_a_worker_is_in_the_status(
+    router: RunningRouter, worker: ScriptedWorker
+) -> None:
+    line = "decode-1 stays down: it died 4 times in a row: ValueError: \N{SNOWMAN}"
+    word = DesiredWorkers(
+        *(1, 0, 2), edition=1, prefill_revision="p", decode_revision="d", trouble=(line,)
+    )
+    worker.desired = word
+    async with asyncio.timeout(20):
+        while not (status := (await router.http.get("/status")).json())["desired"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    assert status["desired"] == {"prefill": 0, "decode": 2}
+    assert status["desired_revisions"] == {"prefill": "p", "decode": "d"}
+    assert status["trouble"] == [line]
+
+
+async def test_what_its_supervisor_told_the_router_is_in_the_status_of_a_router_without_workers(
+    router: RunningRouter,
+) -> None:
+    router.lifecycle.desired = DesiredWorkers(1, 1, 1, trouble=("decode-0 stays down: no room",))
+    status = (await router.http.get("/status")).json()
+    assert status["workers"] == []
+    assert status["desired"] == {"prefill": 1, "decode": 1}
+    assert status["trouble"] == ["decode-0 stays down: no room"]
 
 
 async def test_ready_only_after_a_generation_has_passed(router: RunningRouter) -> None:

@@ -127,6 +127,26 @@ def test_of_what_is_wanted_the_newest_word_counts_in_whatever_order_it_comes(
     assert registry.desired() == DesiredWorkers(2, prefill=1, decode=3)
 
 
+def test_of_two_words_of_one_generation_the_later_edition_counts(registry: WorkerRegistry) -> None:
+    for worker, edition, trouble in (("a", 7, ()), ("b", 9, ("c stays down",)), ("d", 8, ("c",))):
+        word = DesiredWorkers(1, prefill=0, decode=2, edition=edition, trouble=trouble)
+        beat = msgspec.structs.replace(_beat(worker=WorkerId(worker)), desired=word)
+        registry.observe(beat, now_s=0.0)
+    desired = registry.desired()
+    assert desired is not None
+    assert desired.trouble == ("c stays down",)
+
+
+def test_a_router_that_its_own_supervisor_has_told_knows_what_is_wanted_without_any_worker() -> (
+    None
+):
+    word = DesiredWorkers(1, prefill=0, decode=1, trouble=("decode-0 stays down: no room",))
+    registry = WorkerRegistry(silence_s=3.0, told_here=lambda: word)
+    assert registry.desired() == word
+    registry.observe(_told("a", 2, num_decode=3), now_s=0.0)
+    assert registry.desired() == DesiredWorkers(2, prefill=1, decode=3)
+
+
 def test_what_a_deployment_wanted_that_is_gone_does_not_outdo_its_successor(
     registry: WorkerRegistry,
 ) -> None:
