@@ -20,6 +20,7 @@ from deploy.commands.scale import (
     parse_roles,
     run_down,
     run_scale,
+    run_undo,
     run_update,
 )
 from deploy.commands.status import run_status
@@ -54,8 +55,15 @@ def _scale(arguments: argparse.Namespace) -> int:
 
 def _update(arguments: argparse.Namespace) -> int:
     named = {"deploy.name": arguments.name}
+    if arguments.undo:
+        if arguments.config is not None or arguments.assignments:
+            raise ConfigError("--undo goes back to the config before; leave out --config and --set")
+        return run_undo(load_settings(None, named, []).deploy.name, arguments.address)
     if arguments.config is None and not arguments.assignments:
-        raise ConfigError("say what to go by: --config FILE, or --set section.field=value")
+        raise ConfigError(
+            "say what to go by: --config FILE, or --set section.field=value; --undo goes back to "
+            "the config before the last update"
+        )
     config = load_settings(arguments.config, named, arguments.assignments)
     return run_update(config.deploy.name, arguments.address, config)
 
@@ -107,6 +115,12 @@ def _add_update(commands: Commands) -> None:
     update = add_command(commands, "update", _update, summary)
     update.add_argument("--config", type=Path, metavar="FILE", help="YAML config file")
     add_assignments(update)
+    update.add_argument(
+        "--undo",
+        action="store_true",
+        help="go back to the config before the last update that changed it, with as many workers "
+        "as are wanted now; done twice, forth again",
+    )
     _add_deployment(update, name=None)
 
 

@@ -87,7 +87,18 @@ def run_update(name: str, address: str | None, config: SluiceConfig) -> int:
     Raises:
         ConfigError: there is no such deployment, or it cannot be so.
     """
-    return _ask(name, address, lambda controller: controller.update.remote(config))
+    done = _ask(name, address, lambda controller: controller.update.remote(config))
+    sys.stdout.write(f"sluice update --undo --name {name} takes it back\n")
+    return done
+
+
+def run_undo(name: str, address: str | None) -> int:
+    """Have the deployment go by the config before the last update that changed it.
+
+    Raises:
+        ConfigError: there is no such deployment, or no such update.
+    """
+    return _ask(name, address, lambda controller: controller.undo.remote())
 
 
 def run_down(name: str, address: str | None, *, grace_s: float) -> int:
@@ -120,8 +131,7 @@ def _ask(name: str, address: str | None, call: Callable[[Any], Any]) -> int:
     if refusal is not None:
         raise ConfigError(refusal)
     sys.stdout.write(
-        f"{name}: taken; sluice status shows it being carried out, and event=stays_down in the log "
-        "what cannot be\n"
+        f"{name}: taken; sluice status shows it being carried out, and who cannot start and why\n"
     )
     return 0
 

@@ -5,6 +5,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,12 +20,15 @@ from core.logs import LogFormat, set_up_logging
 from core.messages import DesiredWorkers, Party
 from core.parent import die_with_parent
 from core.version import VERSION
+from deploy.cluster.ray_errors import on_one_line
 from deploy.supervision.events import ProcessIdentity
 from deploy.supervision.sentinel import outlive_not
 
 log = logging.getLogger(__name__)
 
 EXIT_CRASHED = 1
+LAST_WORDS_S = 1.0
+"""For the controller to hear what a crash is. It kills the process as soon as it has."""
 
 
 class Service(Protocol):
@@ -68,7 +72,9 @@ class Ending:
     """The service has ended as it was told, or, with an error, for good."""
 
     error: str | None
-    """The config error that no restart can mend."""
+    """The config error that no restart can mend, or what the crash is."""
+    is_crash: bool = False
+    """The process is about to end, and only waits for this to be heard."""
 
 
 class ServiceActor:
@@ -76,7 +82,8 @@ class ServiceActor:
 
     The service has a thread and an event loop of its own; Ray's calls come on other threads and
     only set or await events. A crash ends the process: that, and not an exception, is what Ray
-    takes for a death, which the controller answers with a new actor. No method is a coroutine:
+    takes for a death, which the controller answers with a new actor. Ray tells a crash by its exit
+    code alone, so that ``wait_end`` says before what it is. No method is a coroutine:
     one alone would have Ray run all calls one after another, each behind those that wait.
 
     With a ``sentinel``, it ends when that is gone: see ``deploy.supervision.sentinel``.
@@ -99,6 +106,7 @@ class ServiceActor:
         self._service = service
         self._version = version
         self._error: str | None = None
+        self._is_crash = False
         self._ended = threading.Event()
         self._loop = uvloop.new_event_loop()
         self._lifecycle = Lifecycle()
@@ -143,7 +151,7 @@ class ServiceActor:
 
     def wait_end(self, timeout_s: float) -> Ending | None:
         """Return how the service has ended, as soon as it has; None: not within ``timeout_s``."""
-        return Ending(self._error) if self._ended.wait(timeout_s) else None
+        return Ending(self._error, self._is_crash) if self._ended.wait(timeout_s) else None
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -156,14 +164,21 @@ class ServiceActor:
             # The stack is that of the victim: the line names the writer.
             log.critical("event=crashed service=%s reason=%s", self._service.name, error)
             self._exit()
-        except BaseException:
+        except BaseException as error:
             log.exception("event=crashed service=%s", self._service.name)
-            self._exit()
+            self._crash(f"{type(error).__name__}: {on_one_line(error)}")
         was_told = self._lifecycle.stop.is_set() or self._lifecycle.drain.is_set()
         if self._error is None and not was_told:
             log.error("event=ended_untold service=%s", self._service.name)
-            self._exit()
+            self._crash("it ended though nobody told it to")
         self._ended.set()
+
+    def _crash(self, reason: str) -> None:
+        """Say why to whoever waits for the end, and end the process: at once when it is killed."""
+        self._error, self._is_crash = reason, True
+        self._ended.set()
+        time.sleep(LAST_WORDS_S)
+        self._exit()
 
     def _refuse_other_version(self) -> None:
         if self._version != VERSION:

@@ -7,16 +7,17 @@ services, and keeps no command and no ``sluice status`` waiting.
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
+
+import msgspec
 
 from core.config import DeployConfig, SluiceConfig
 from core.errors import ConfigError
 from core.messages import DesiredWorkers, Party, Role
 from deploy.supervision.desired import (
     Action,
-    Desired,
     Drain,
     Forget,
     GiveUp,
@@ -24,13 +25,13 @@ from deploy.supervision.desired import (
     Limits,
     Observed,
     Start,
-    Target,
 )
 from deploy.supervision.event_log import EventLog
 from deploy.supervision.events import Event, GaveUp, ProcessDied, ProcessStarted, ServiceEnded
 from deploy.supervision.launch import Launch, Plan
 from deploy.supervision.reconciler import Reconciler
-from deploy.supervision.scaling import check_targets, scaled
+from deploy.supervision.scaling import rebased, scaled
+from deploy.supervision.trouble import Troubles
 from deploy.supervision.wanted import Wanted
 
 log = logging.getLogger(__name__)
@@ -105,6 +106,8 @@ class ControlLoop:
         self._put = put
         self._events = EventLog()
         self._reconciler = Reconciler(limits_of(wanted.plan.deploy))
+        self._troubles = Troubles(time.time())
+        """Of the thread that steps, as the above."""
         self._acting = threading.Lock()
         """Held while ``step`` acts. Taken before the others."""
         self._is_halted = False
@@ -115,11 +118,10 @@ class ControlLoop:
         self._lock = threading.Lock()
         """Protects the fields below. Never held for a call that may wait."""
         self._plan, self._desired = wanted.plan, wanted.desired
+        self._plan_before = wanted.plan_before
         self._revisions = dict(wanted.revisions)
         """Of all services that may be there."""
         self._observed: dict[str, Observed] = {}
-        self._killed: set[str] = set()
-        """Of the thread that steps: whose death was ordered, and is no news."""
 
     def events(self, life: int, start: int, wait_s: float) -> tuple[int, int, list[Event]]:
         """See ``EventLog.read``."""
@@ -169,23 +171,32 @@ class ControlLoop:
 
     def _rebase(self, config: SluiceConfig, counts: Mapping[Party, int]) -> str | None:
         with self._lock:
-            old = self._desired
-            replicas: dict[Party, int] = {
-                role: target.replicas for role, target in old.targets.items()
-            }
-            replicas |= counts
             try:
                 plan = self._plan.updated(config)
-                targets: dict[Party, Target] = {
-                    role: Target(n, plan.revision(role)) for role, n in replicas.items()
-                }
-                check_targets(targets)
+                desired = rebased(self._desired, counts, plan.revision)
             except ConfigError as error:
                 return str(error)
-            if (plan, targets) == (self._plan, old.targets):
+            if (plan, desired.targets) == (self._plan, self._desired.targets):
                 return None
-            self._plan = plan
-            self._desired = Desired(targets, old.leaving, old.generation + 1)
+            if plan != self._plan:
+                self._plan, self._plan_before = plan, self._plan
+            self._desired = desired
+        self._want()
+        return None
+
+    def undo(self) -> str | None:
+        """Go by the config before the last update that changed it; done twice, by that update's.
+
+        The numbers of workers stay as they are wanted now.
+
+        Returns:
+            None once it is stored, or why it cannot be.
+        """
+        with self._lock:
+            if self._plan_before is None:
+                return "nothing to take back: no update has changed the config since the start"
+            self._plan, self._plan_before = self._plan_before, self._plan
+            self._desired = rebased(self._desired, {}, self._plan.revision)
         self._want()
         return None
 
@@ -198,7 +209,8 @@ class ControlLoop:
         """Store what is wanted by now, which is what the caller has put there or newer."""
         with self._storing:
             with self._lock:
-                wanted = Wanted(self._plan, self._desired, dict(self._revisions))
+                revisions = dict(self._revisions)
+                wanted = Wanted(self._plan, self._desired, revisions, self._plan_before)
             self._put(wanted)
         return wanted
 
@@ -213,16 +225,23 @@ class ControlLoop:
         Returns:
             False, and nothing is done, after ``halt``.
         """
-        with self._lock:
-            workers = self._desired.workers
-        observed = self._services.observe(wait_s, workers)
+        observed = self._services.observe(wait_s, self._word())
         with self._acting:
             if not self._is_halted:
                 self._act(observed)
             return not self._is_halted
 
+    def _word(self) -> DesiredWorkers:
+        """Return what the services are told."""
+        with self._lock:
+            workers = self._desired.workers
+        edition, trouble = self._troubles.told(time.time())
+        return msgspec.structs.replace(workers, edition=edition, trouble=trouble)
+
     def _act(self, observed: dict[str, Observed]) -> None:
         self._services.start_waiting()
+        happened = [self._hear(event) for event in self._services.take_events()]
+        self._troubles.see(time.monotonic(), observed)
         with self._lock:
             self._observed = observed
             plan = self._plan
@@ -236,8 +255,7 @@ class ControlLoop:
             self._store()
         given_up = [event for action in actions if (event := self._carry_out(action, plan))]
         # After the acting, which may have started anew what these events tell of.
-        self._tell([*self._services.take_events(), *given_up])
-        self._killed &= self._services.revisions.keys()
+        self._events.append([*happened, *given_up])
         self._drop_what_is_over(observed)
 
     def _carry_out(self, action: Action, plan: Plan) -> Event | None:
@@ -250,34 +268,32 @@ class ControlLoop:
                 self._services.drain(name)
             case Kill(name, reason):
                 log.warning("event=kill service=%s reason=%s", name, reason)
-                self._killed.add(name)
+                self._troubles.order(name, reason)
                 self._services.kill(name)
             case Forget(name):
                 log.info("event=over service=%s", name)
+                self._troubles.forget(name)
                 self._services.forget(name)
             case GiveUp(name, reason):
-                return GaveUp(name, reason)
+                return self._hear(GaveUp(name, reason))
         return None
 
-    def _tell(self, events: Sequence[Event]) -> None:
-        for event in events:
-            match event:
-                case ProcessDied(name, reason):
-                    level = logging.INFO if name in self._killed else logging.WARNING
-                    self._killed.discard(name)
-                    log.log(level, "event=died service=%s reason=%s", name, reason)
-                case ProcessStarted(name, identity):
-                    self._killed.discard(name)
-                    log.info("event=up service=%s pid=%d", name, identity.pid)
-                case GaveUp(name, reason):
-                    log.error("event=stays_down service=%s reason=%s", name, reason)
-                case ServiceEnded(name, error):
-                    self._killed.discard(name)
-                    if error is not None:
-                        log.error("event=refused service=%s reason=%s", name, error)
-                case _:
-                    pass
-        self._events.append(events)
+    def _hear(self, event: Event) -> Event:
+        """Log what has happened, and return it with why."""
+        match event:
+            case ProcessDied(name, reason):
+                level = logging.INFO if self._troubles.is_ordered(name) else logging.WARNING
+                log.log(level, "event=died service=%s reason=%s", name, reason)
+            case ProcessStarted(name, identity):
+                log.info("event=up service=%s pid=%d", name, identity.pid)
+            case ServiceEnded(name, str(error)):
+                log.error("event=refused service=%s reason=%s", name, error)
+            case _:
+                pass
+        told = self._troubles.hear(event)
+        if isinstance(told, GaveUp):
+            log.error("event=stays_down service=%s reason=%s", told.name, told.reason)
+        return told
 
     def _drop_what_is_over(self, observed: Mapping[str, Observed]) -> None:
         revisions = dict(self._services.revisions)

@@ -72,6 +72,10 @@ class Controller:
         """Replace all workers, few at a time, by such that run by ``config``."""
         return self._loop.update(config)
 
+    def undo(self) -> str | None:
+        """Go by the config before the last update that changed it."""
+        return self._loop.undo()
+
     def apply(self, config: SluiceConfig) -> str | None:
         """As ``update``, and want as many workers as ``config`` says."""
         return self._loop.apply(config)

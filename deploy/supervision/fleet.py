@@ -69,13 +69,15 @@ class _Seat:
     asked_at: float = 0.0
     is_introduced: bool = False
     """Its process has said who it is."""
+    last_words: str | None = None
+    """Why its process ends, where that could tell."""
     health_call: ray.ObjectRef[Any] | None = None
     end_call: ray.ObjectRef[Any] | None = None
     identity_call: ray.ObjectRef[Any] | None = None
 
     def clear(self, now: float) -> None:
         """Drop what is known of the last process."""
-        self.actor = self.health = None
+        self.actor = self.health = self.last_words = None
         self.answered_at, self.asked_at, self.is_introduced = now, 0.0, False
         self.health_call = self.end_call = self.identity_call = None
 
@@ -252,7 +254,8 @@ class Fleet:
             log.debug("service=%s does not answer: %s", name, error)
         except RayError as error:
             seat.health_call = seat.end_call = seat.identity_call = None
-            self._meet(name, seat, SeatEvent.DIED, ProcessDied(name, first_line(error)))
+            died = ProcessDied(name, seat.last_words or first_line(error))
+            self._meet(name, seat, SeatEvent.DIED, died)
 
     def _hear_identity(self, name: str, seat: _Seat, identity: ProcessIdentity) -> None:
         seat.is_introduced, seat.answered_at = True, self._clock()
@@ -263,9 +266,14 @@ class Fleet:
         self._meet(name, seat, HEARD[health.state])
 
     def _hear_end(self, name: str, seat: _Seat, ending: Ending | None) -> None:
-        if ending is not None:
-            event = SeatEvent.ENDED if ending.error is None else SeatEvent.REFUSED
-            self._meet(name, seat, event, ServiceEnded(name, ending.error))
+        if ending is None:
+            return
+        if ending.is_crash:
+            seat.last_words = ending.error
+            self._meet(name, seat, SeatEvent.KILL_ASKED)
+            return
+        event = SeatEvent.ENDED if ending.error is None else SeatEvent.REFUSED
+        self._meet(name, seat, event, ServiceEnded(name, ending.error))
 
     def _observed(self, name: str, seat: _Seat) -> Observed:
         silence_s = 0.0

@@ -1,4 +1,4 @@
-"""What ``sluice scale`` makes of what is wanted, or why that cannot be. Pure."""
+"""What ``sluice scale`` and ``update`` make of what is wanted, or why that cannot be. Pure."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -41,6 +41,24 @@ def scaled(
             targets[party] = replace(target, replicas=target.replicas + by)
     check_targets(targets)
     return Desired(targets, leaving, desired.generation + 1)
+
+
+def rebased(
+    desired: Desired, counts: Mapping[Party, int], revision: Callable[[Party], str]
+) -> Desired:
+    """Return what is wanted with all workers by the config of ``revision``.
+
+    As many as before, but for the roles in ``counts``.
+
+    Raises:
+        ConfigError: names the number that cannot be.
+    """
+    replicas: dict[Party, int] = {role: target.replicas for role, target in desired.targets.items()}
+    targets: dict[Party, Target] = {
+        role: Target(number, revision(role)) for role, number in (replicas | dict(counts)).items()
+    }
+    check_targets(targets)
+    return Desired(targets, desired.leaving, desired.generation + 1)
 
 
 def _role_of_movable(

@@ -37,6 +37,8 @@ class Wanted:
     desired: Desired
     revisions: Mapping[str, str]
     """Of the services that were started, by name."""
+    plan_before: Plan | None = None
+    """That of before the last update that changed it, for one that takes it back."""
 
 
 def first_wanted(plan: Plan) -> Wanted:

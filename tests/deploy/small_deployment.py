@@ -53,6 +53,8 @@ class IdleService:
     async def run(self, lifecycle: Lifecycle) -> None:
         if self.behaviour == "misconfigured":
             raise ConfigError("cache.num_blocks: none fits")
+        if self.behaviour == "crash":
+            raise ValueError("no kernel\nfor this model")
         await lifecycle.run(Work(Incarnation(1), is_idle=lambda: True))
         if self.behaviour == "hang":
             await asyncio.Event().wait()

@@ -259,6 +259,62 @@ def test_an_update_while_a_start_stands_still_replaces_that_worker_too(world: Wo
     assert sorted(row.role for row in world.loop.services()) == ["decode", "decode", "prefill"]
 
 
+def config_of(model: str) -> SluiceConfig:
+    return SluiceConfig.model_validate({"model": {"model": model}})
+
+
+def test_an_update_that_is_taken_back_is_the_config_before_with_the_numbers_of_now(
+    world: World,
+) -> None:
+    loop = world.loop
+    assert "nothing to take back" in str(loop.undo())
+    assert loop.update(config_of("a")) is None
+    assert "nothing to take back" in str(loop.undo()), "that update changed nothing"
+    assert loop.update(config_of("b")) is None
+    assert loop.scale({"decode": 3}, {}) is None
+    assert loop.update(config_of("b")) is None
+
+    # When it is taken back, and again, then it goes back and forth; by a later controller, too
+    for again, revision in enumerate(("a", "b", "a")):
+        assert loop.undo() is None
+        assert world.wanted() == {"prefill": 1, "decode": 3}
+        told = world.stored[-1]
+        assert {target.revision for target in told.desired.targets.values()} == {revision}
+        assert told.plan == OnePlan(revision_of_all=revision)
+        assert told.desired.generation == 3 + again
+        loop = ControlLoop(told, world.fleet, world._put)
+
+
+def test_a_worker_that_no_update_can_start_is_told_to_all_with_the_reason_until_it_is_taken_back(
+    world: World,
+) -> None:
+    loop, fleet = world.loop, world.fleet
+    world.step()
+    for name in list(fleet.seen):
+        fleet.put(name, "ready")
+    world.step()
+    assert loop.update(config_of("b")) is None
+    world.step()
+    assert fleet.seen["decode-2"].revision == "b"
+    fleet.put("decode-2", "refused")
+    fleet.events.append(ServiceEnded("decode-2", "cache.num_blocks: none fits"))
+    world.step()
+    world.step()
+    before, after = fleet.told[-2:]
+    assert (before.decode_revision, before.trouble) == ("b", ())
+    reason = "its config cannot work: cache.num_blocks: none fits"
+    assert after.trouble == (f"decode-2 stays down: {reason}",)
+    assert after.edition > before.edition
+    assert loop.events(0, 0, 0.0)[2][-1] == GaveUp("decode-2", reason)
+
+    assert loop.undo() is None
+    for _ in range(3):
+        world.step()
+    assert fleet.seen.keys() == {"decode-0", "decode-1", "prefill-0"}
+    assert {seen.state for seen in fleet.seen.values()} == {"ready"}
+    assert (fleet.told[-1].decode_revision, fleet.told[-1].trouble) == ("a", ())
+
+
 def test_a_halt_waits_for_what_is_under_way_and_then_nothing_is_started(world: World) -> None:
     halts = threading.Thread(target=world.loop.halt, daemon=True)
     with world.standing(world.fleet.gate, world.step):

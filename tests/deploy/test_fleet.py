@@ -1,9 +1,10 @@
 """The services as real Ray actors: a name that is free again, and a new controller among them.
 
 The failures guarded against: a worker that its config had refused, whose process keeps its name
-for ever, so that its successor waits for ever; a new controller that takes a service for starting,
-since it has not answered yet; answers that wait for each other; a controller that ends all services
-since it stood still itself; and one without services that takes a core by looking.
+for ever, so that its successor waits for ever; a crash of which nobody learns what it was; a new
+controller that takes a service for starting, since it has not answered yet; answers that wait for
+each other; a controller that ends all services since it stood still itself; and one without
+services that takes a core by looking.
 """
 
 import inspect
@@ -43,6 +44,9 @@ def start(behaviour):
     plan = IdlePlan(("obey", behaviour))
     fleet.start("decode-0", "decode", "a", plan.launch("decode", "decode-0"))
 
+start("crash")
+said["crashed"] = wait_for(fleet, "dead")
+said["died"] = [event.reason for event in fleet.take_events() if hasattr(event, "reason")]
 start("misconfigured")
 said["refused"] = wait_for(fleet, "refused")
 start("obey")
@@ -80,6 +84,16 @@ def test_a_refused_service_is_started_anew_under_its_name(said: dict[str, Any]) 
     assert said["anew"][0] == "pending"
     assert said["anew"][-1] == "ready"
     assert said["told"].count("ServiceEnded") == 1
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_crash_is_told_by_its_error_though_ray_knows_an_exit_code_alone(
+    said: dict[str, Any],
+) -> None:
+    assert said["crashed"][-1] == "dead"
+    assert said["died"] == ["ValueError: no kernel for this model"]
 
 
 @pytest.mark.ray
