@@ -36,6 +36,9 @@ from deploy.supervision.wanted import Wanted
 
 log = logging.getLogger(__name__)
 
+HALT_WAIT_S = 60.0
+"""Nobody waits longer for a halt: a step that hangs then keeps no thread for its caller."""
+
 
 class Services(Protocol):
     """What acts on the services: see ``Fleet``. Only the thread that calls ``step`` does."""
@@ -111,7 +114,9 @@ class ControlLoop:
         self._acting = threading.Lock()
         """Held while ``step`` acts. Taken before the others."""
         self._is_halted = False
-        """Protected by the above."""
+        """Looked at with the above held."""
+        self.num_moves = 0
+        """Of the thread that steps: what it has done so far. While it gets on, this grows."""
         self._storing = threading.Lock()
         """Held while something is stored, so that nothing older is stored after it. Taken before
         the other."""
@@ -214,10 +219,11 @@ class ControlLoop:
             self._put(wanted)
         return wanted
 
-    def halt(self) -> None:
-        """Have ``step`` do nothing more. Returns when nothing is under way."""
-        with self._acting:
-            self._is_halted = True
+    def halt(self, wait_s: float = HALT_WAIT_S) -> None:
+        """Have ``step`` do nothing more. Returns when nothing is under way, or after ``wait_s``."""
+        self._is_halted = True
+        if self._acting.acquire(timeout=wait_s):
+            self._acting.release()
 
     def step(self, wait_s: float) -> bool:
         """See what there is, for ``wait_s`` at most, and do what is due.
@@ -226,6 +232,7 @@ class ControlLoop:
             False, and nothing is done, after ``halt``.
         """
         observed = self._services.observe(wait_s, self._word())
+        self.num_moves += 1
         with self._acting:
             if not self._is_halted:
                 self._act(observed)
@@ -253,12 +260,14 @@ class ControlLoop:
             with self._lock:
                 self._revisions |= starts
             self._store()
+            self.num_moves += 1
         given_up = [event for action in actions if (event := self._carry_out(action, plan))]
         # After the acting, which may have started anew what these events tell of.
         self._events.append([*happened, *given_up])
         self._drop_what_is_over(observed)
 
     def _carry_out(self, action: Action, plan: Plan) -> Event | None:
+        self.num_moves += 1
         match action:
             case Start(name, role, revision):
                 log.info("event=start service=%s revision=%s", name, revision)

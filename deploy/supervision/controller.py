@@ -22,22 +22,30 @@ from deploy.supervision.events import Event
 from deploy.supervision.fleet import Fleet
 from deploy.supervision.sentinel import outlive_not
 from deploy.supervision.wanted import Beginning, WantedStore
+from deploy.supervision.watchdog import watch
 
 log = logging.getLogger(__name__)
 
 NAME = "controller"
 TICK_S = 1.0
+STALL_LIMIT_S = 180.0
+"""The thread that acts hangs if it gets nothing done for so long. One thing is at worst two calls
+to Ray's control service, to find a name and to take it; Ray gives each up after 60 s."""
 EXIT_CRASHED = 1
 
 
 class Controller:
-    """The actor around a ``ControlLoop``. One thread acts; Ray's calls change what is wanted."""
+    """The actor around a ``ControlLoop``. One thread acts; Ray's calls change what is wanted.
+
+    Another one ends the process, for Ray to start it anew, when the first hangs.
+    """
 
     def __init__(
         self,
         namespace: str,
         sentinel: ActorHandle[Any] | None,
         beginning: Beginning,
+        stall_limit_s: float = STALL_LIMIT_S,
     ) -> None:
         die_with_parent()
         own_id = ray.get_runtime_context().get_actor_id()
@@ -51,7 +59,9 @@ class Controller:
         self._loop = ControlLoop(wanted, fleet, self._store.put)
         if sentinel is not None:
             outlive_not(sentinel, self._end)
-        threading.Thread(target=self._run, name=NAME, daemon=True).start()
+        acting = threading.Thread(target=self._run, name=NAME, daemon=True)
+        acting.start()
+        watch(acting, lambda: self._loop.num_moves, _crash, stall_limit_s)
 
     def __repr__(self) -> str:
         return NAME
@@ -92,12 +102,17 @@ class Controller:
         except BaseException:
             log.exception("event=crashed service=%s", NAME)
             logging.shutdown()
-            os._exit(EXIT_CRASHED)  # a thread's end would leave an actor that only seems to be one
+            _crash()  # a thread's end would leave an actor that only seems to be one
 
     def _end(self) -> None:
         """For good, though Ray is told to start it anew after a death. No key stays behind."""
         self._store.wipe()
         ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+
+def _crash() -> None:
+    """Have Ray start the controller anew."""
+    os._exit(EXIT_CRASHED)
 
 
 # Threads: one blocked in ``events`` per watching driver, one for each short call.

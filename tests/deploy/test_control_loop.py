@@ -329,6 +329,26 @@ def test_a_halt_waits_for_what_is_under_way_and_then_nothing_is_started(world: W
     assert world.fleet.seen == there
 
 
+def test_a_halt_that_meets_a_step_that_hangs_returns_and_that_step_is_the_last(
+    world: World,
+) -> None:
+    steps: list[bool] = []
+    with world.standing(world.fleet.gate, lambda: steps.append(world.loop.step(0.0))):
+        answer(lambda: world.loop.halt(0.05))
+    assert steps == [False]
+    assert not world.loop.step(0.0)
+
+
+def test_moves_are_counted_by_what_is_done_not_by_steps(world: World) -> None:
+    """One step may start many workers, each of which may take long."""
+    with world.standing(world.fleet.gate, world.step):
+        hanging = world.loop.num_moves
+    assert world.loop.num_moves >= hanging + 2, "two more are started in this step"
+    before = world.loop.num_moves
+    world.step()
+    assert world.loop.num_moves > before, "a step with nothing to do gets on, too"
+
+
 def test_who_is_given_up_is_told_after_what_it_died_of(world: World) -> None:
     world.step()
     world.fleet.put("decode-0", "refused")
