@@ -42,7 +42,7 @@ AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 class RouterConfig(ConfigSection):
     """The OpenAI API and the choice of workers."""
 
-    host: str = "127.0.0.1"
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """Where the API listens; ``0.0.0.0``: on all addresses."""
     port: Port = 8000
     """Of the API; 0: a free one."""

@@ -118,20 +118,17 @@ class ApiClient:
         Where no ``api_key`` is given, it is that in ``SLUICE_API_KEY``, if any.
 
         Raises:
-            ConfigError: ``url`` is not ``http://host[:port]``.
+            ConfigError: ``url`` is not ``http://host[:port]``, or the key is none.
         """
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            raise ConfigError(f"--url {url!r}: {error}") from error
-        if parts.scheme != "http" or not parts.hostname:
-            raise ConfigError(f"--url {url!r}: give http://HOST[:PORT]")
+        self._host, self._port = _host_and_port(url)
         self.url = url
-        self._host = parts.hostname
-        self._port = port or 80
         self._timeout_s = timeout_s
         self._api_key = api_key or os.environ.get(API_KEY_VARIABLE)
+        if self._api_key and not (self._api_key.isascii() and self._api_key.isprintable()):
+            raise ConfigError(
+                f"{API_KEY_VARIABLE}: has a character that is in no key, such as the end of a "
+                "line; give the key alone"
+            )
 
     def with_timeout(self, timeout_s: float) -> "ApiClient":
         """Return a client of the same router that waits for so long."""
@@ -276,8 +273,29 @@ class ApiClient:
             connection.request(method, path, body, headers)
             return connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
-            reason = f"nothing answers at {self.url} ({error}); --url names another"
-            raise UnreachableError(reason) from error
+            reason = f"nothing answers at {self.url} ({error})"
+            if isinstance(error, http.client.BadStatusLine) and not isinstance(error, OSError):
+                reason = f"what answers at {self.url} speaks no HTTP"
+            raise UnreachableError(f"{reason}; --url names another") from error
+
+
+def _host_and_port(url: str) -> tuple[str, int]:
+    """Return what ``url`` names.
+
+    Raises:
+        ConfigError: it is not ``http://host[:port]``, or the host's name cannot be one.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port or http.client.HTTP_PORT
+        host.encode("idna")
+        http.client.HTTPConnection(host, port)  # opens nothing, and knows what a name may have
+    except (ValueError, http.client.InvalidURL) as error:
+        raise ConfigError(f"--url {url!r}: {error}; give http://HOST[:PORT]") from error
+    if parts.scheme != "http" or not host:
+        without_tls = ": TLS is not spoken here" if parts.scheme == "https" else ""
+        raise ConfigError(f"--url {url!r}: give http://HOST[:PORT]{without_tls}")
+    return host, port
 
 
 def _error_message(status: int, body: bytes) -> str:
@@ -286,4 +304,4 @@ def _error_message(status: int, body: bytes) -> str:
         hint = f"; put it into {API_KEY_VARIABLE}" if status == http.HTTPStatus.UNAUTHORIZED else ""
         return f"{status}: {error['message']}{hint}"
     except (ValueError, KeyError, TypeError):
-        return f"HTTP status {status}"
+        return f"HTTP status {status}, and no word of a Sluice router: is one behind this address?"

@@ -106,7 +106,9 @@ def layers_of(arguments: argparse.Namespace) -> ConfigLayer:
 
 def add_url(parser: argparse.ArgumentParser) -> None:
     """Add the API's address."""
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="default: %(default)s")
+    parser.add_argument(
+        "--url", default="http://127.0.0.1:8000", help="of the API; default: %(default)s"
+    )
 
 
 def seconds(text: str, least: float, most: float) -> float:

@@ -17,7 +17,7 @@ from deploy.cli.arguments import (
     add_settings,
     settings_of,
 )
-from deploy.cli.preparing import add_preparing_commands
+from deploy.cli.preparing import add_preparing_commands, name_and_version
 from deploy.cli.running import add_running_commands
 from deploy.cluster.environment import prepare_ray_environment
 
@@ -56,6 +56,9 @@ def _parser() -> OneLineParser:
     parser = OneLineParser(
         prog="sluice",
         description="Serve one LLM from prefill and decode workers that hand KV blocks over UCX.",
+    )
+    parser.add_argument(
+        "--version", action="version", version=name_and_version(), help="print the version"
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_serving_commands(commands)

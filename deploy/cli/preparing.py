@@ -68,12 +68,16 @@ def _keys(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _version(_arguments: argparse.Namespace) -> int:
+def name_and_version() -> str:
+    """Return what is installed, in a few words."""
     try:
-        version = metadata.version("sluice-llm")
+        return f"sluice {metadata.version('sluice-llm')}"
     except metadata.PackageNotFoundError:
-        version = "unknown (running from a folder, not installed)"
-    sys.stdout.write(f"sluice {version}\n")
+        return "sluice unknown (running from a folder, not installed)"
+
+
+def _version(_arguments: argparse.Namespace) -> int:
+    sys.stdout.write(f"{name_and_version()}\n")
     return 0
 
 

@@ -127,7 +127,13 @@ def _add_update(commands: Commands) -> None:
 def _add_down(commands: Commands) -> None:
     summary = "Stop a running deployment, such as a detached one."
     down = add_command(commands, "down", _down, summary)
-    down.add_argument("--grace", type=_wait_s, default=5.0, metavar="S", help="default: 5 s")
+    down.add_argument(
+        "--grace",
+        type=_wait_s,
+        default=5.0,
+        metavar="S",
+        help="seconds for it to end by itself; default: 5",
+    )
     _add_deployment(down, name=DeployConfig().name)
 
 

@@ -1,5 +1,6 @@
 """Ports that are settled before anything starts."""
 
+import errno
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -21,9 +22,11 @@ def claim_port(host: str, port: int, *, field: str) -> int:
             probe.bind((host, port))
             probe.listen(1)
         except OSError as error:
+            is_taken = error.errno in {errno.EADDRINUSE, errno.EACCES}
+            fix = f"another {field}" if is_taken else "an address of this machine in router.host"
             raise ConfigError(
                 f"{field}: cannot listen on {host}:{port} ({error.strerror or error}); "
-                "stop what listens there or choose another with --port or --host"
+                f"{'stop what listens there, or ' if is_taken else ''}give {fix}"
             ) from error
         return probe.getsockname()[1]
 

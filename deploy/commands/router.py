@@ -11,6 +11,7 @@ from core.errors import ConfigError
 from core.key_files import load_keys
 from core.lifecycle import Lifecycle
 from core.logs import set_up_logging
+from deploy.cluster.ports import claim_port
 from deploy.model_source import resolve_model
 from router.server import RouterContext, run_router
 
@@ -27,6 +28,7 @@ def run_router_command(config: SluiceConfig) -> int:
     """
     set_up_logging(config.log_level, worker="router", role="router", log_format=config.log_format)
     context = context_of(config)
+    claim_port(context.host, context.control_port, field="router.control_port")
     uvloop.run(_serve(context))
     return 0
 

@@ -111,4 +111,5 @@ def _write(out: Path, text: str) -> None:
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--out {out}: {error.strerror}") from error
+        reason = f"{error.strerror}; give a file in a folder that can be written to"
+        raise ConfigError(f"--out {out}: {reason}") from error

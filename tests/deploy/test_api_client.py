@@ -3,6 +3,7 @@
 The failure guarded against: a demo or status that shows half an answer as a whole one.
 """
 
+import socket
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -10,7 +11,7 @@ from threading import Thread
 import pytest
 
 from core.errors import ConfigError
-from deploy.api_client import ApiClient, FailedAnswerError, UnreachableError
+from deploy.api_client import API_KEY_VARIABLE, ApiClient, FailedAnswerError, UnreachableError
 
 EVENT = b'data: {"choices": []}\n\n'
 ANSWERS = {
@@ -66,7 +67,7 @@ def test_a_whole_stream_is_every_event_before_done(
         ("/failed-midway", "the worker died"),
         ("/refused", "max_tokens: 0; give 1 or more"),
         ("/locked", "needs a key; put it into SLUICE_API_KEY"),
-        ("/html", "502"),
+        ("/html", "502, and no word of a Sluice router"),
     ],
 )
 def test_anything_but_a_whole_stream_is_an_error_that_says_why(
@@ -89,7 +90,48 @@ def test_not_ready_and_not_there_are_both_not_ready(client: ApiClient) -> None:
         gone.workers()
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "https://x", "http://", "http://x:port", ""])
-def test_a_malformed_url_is_a_config_error(url: str) -> None:
-    with pytest.raises(ConfigError, match="--url"):
+MALFORMED = [
+    "127.0.0.1:8000",
+    "https://x",
+    "http://",
+    "http://x:port",
+    "http://x:99999",
+    "http://[::1",
+    "http://a..b",
+    "http://a b",
+    f"http://{'a' * 64}",
+    "",
+]
+
+
+@pytest.mark.parametrize("url", MALFORMED)
+def test_a_malformed_url_is_a_config_error_that_says_how_to_write_it(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--url .*give http://HOST\[:PORT\]"):
         ApiClient(url)
+
+
+@pytest.mark.parametrize("key", ["abc\n", "a\rb", "schlüssel"])
+def test_what_can_be_no_key_is_a_config_error_that_does_not_show_it(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(API_KEY_VARIABLE, key)
+    with pytest.raises(ConfigError, match=r"^SLUICE_API_KEY: has a character") as caught:
+        ApiClient("http://127.0.0.1:9")
+    assert key.strip() not in str(caught.value)
+
+
+def test_what_speaks_no_http_is_told_so_without_its_bytes() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def garble() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"\x15\x03\x01\x00\x02\x02\x28\r\n")
+
+        thread = Thread(target=garble)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(UnreachableError, match=f"^what answers at {url} speaks no HTTP; --url"):
+            ApiClient(url, timeout_s=30).workers()
+        thread.join()

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from core.key_files import write_keys
 from deploy.cli.parser import run
 from tests.deploy.ray_cluster import ROOT
+from tests.router.model_folder import make_model_folder
 
 EXIT_USAGE = 2
 
@@ -36,8 +38,10 @@ def one_error_line(capsys: pytest.CaptureFixture[str]) -> str:
         (["serve", "--model", "./no/such/folder", "--port", "0"], "no/such/folder"),
         (["demo", "--model", "", "--port", "0"], "model ''"),
         (["serve", "--host", "192.0.2.1", "--port", "0"], "192.0.2.1"),
+        (["serve", "--host", ""], "--host: router.host: String should have at least 1 character"),
         (["status", "--url", "ftp://somewhere"], "ftp://somewhere"),
         (["cache", "show", "--url", "ftp://somewhere"], "ftp://somewhere"),
+        (["top", "--url", "http://a..b"], "--url 'http://a..b': "),
         (["cache", "reset", "--wait", "soon"], "--wait: 'soon' is not"),
         (["cache", "reset", "--wait", "-1"], "--wait: '-1' is not"),
         (["cache", "reset", "--wait", "nan"], "--wait: 'nan' is not"),
@@ -111,6 +115,30 @@ def test_a_busy_port_is_named_before_anything_starts(capsys: pytest.CaptureFixtu
         port = taken.getsockname()[1]
         assert run(["serve", "--port", str(port)]) == EXIT_USAGE
     assert f"127.0.0.1:{port}" in one_error_line(capsys)
+
+
+def test_a_router_of_its_own_names_a_busy_control_port_by_its_field(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model").mkdir()
+    write_keys(tmp_path / "keys")
+    command = ["router", "--model", str(make_model_folder(tmp_path / "model"))]
+    command += ["--set", f"security.keys_dir={tmp_path / 'keys'}", "--port", "0"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert run([*command, "--set", f"router.control_port={port}"]) == EXIT_USAGE
+    told = f"router.control_port: cannot listen on 127.0.0.1:{port}"
+    assert told in one_error_line(capsys)
+
+
+def test_the_version_is_told_as_a_command_and_as_an_option(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["version"]) == 0
+    told = capsys.readouterr().out
+    with pytest.raises(SystemExit, match="0"):
+        run(["--version"])
+    assert capsys.readouterr().out == told
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from contextlib import closing
 
 import pytest
 
+from core.errors import ConfigError
 from deploy.cluster.ports import claim_port, held
 
 HOST = "127.0.0.1"
@@ -27,6 +28,16 @@ def test_a_held_port_is_given_to_nobody_else(port: int) -> None:
         assert refusal.value.errno == errno.EADDRINUSE
     with socket.socket() as stranger:
         stranger.bind((HOST, port))
+
+
+def test_a_port_that_cannot_be_had_is_told_with_its_field_and_what_to_give(port: int) -> None:
+    with socket.create_server((HOST, port)):
+        taken = rf"^router\.x: cannot listen on {HOST}:{port} .*stop what .*give another router\.x$"
+        with pytest.raises(ConfigError, match=taken):
+            claim_port(HOST, port, field="router.x")
+    for elsewhere in ("192.0.2.1", "no-such-host.invalid"):
+        with pytest.raises(ConfigError, match=r"give an address of this machine in router\.host$"):
+            claim_port(elsewhere, port, field="router.x")
 
 
 def test_our_service_listens_on_it_all_the_same_and_again_after_a_restart(port: int) -> None:
