@@ -29,6 +29,10 @@ def run_status(url: str) -> int:
     console.print(_table(workers) if workers else "no worker reports to this router")
     if (missing := shortfall(status)) is not None:
         console.print(missing, highlight=False)
+    if (update := progress(status)) is not None:
+        console.print(update, highlight=False)
+    for line in status.trouble:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     console.print(f"metrics: {url}/metrics", highlight=False)
     for worker in workers:
         if worker.metrics_address:
@@ -49,9 +53,28 @@ def shortfall(status: RouterStatus) -> str | None:
     ]
     if not short:
         return None
+    if status.trouble:
+        return f"ready: {', '.join(short)}"
     return (
         f"ready: {', '.join(short)}; if the rest does not come up, the controller's log says why "
         "(event=refused, event=died, event=stays_down)"
+    )
+
+
+def progress(status: RouterStatus) -> str | None:
+    """Return in one line how far an update is; None: all workers are by the wanted config."""
+    wanted = status.desired or {}
+    parts: list[str] = []
+    for role, revision in (status.desired_revisions or {}).items():
+        there = [w for w in status.workers if w.role == role and w.state != "lost"]
+        if revision and wanted.get(role) and any(w.revision != revision for w in there):
+            num_new = sum(w.revision == revision and w.state == "ready" for w in there)
+            parts.append(f"{num_new} of {wanted[role]} {role}")
+    if not parts:
+        return None
+    return (
+        f"update under way: {', '.join(parts)} ready by the wanted config; sluice update --undo "
+        "goes back"
     )
 
 

@@ -27,6 +27,8 @@ PATH_NAMES: Final = {
     "cuda_ipc": "CUDA IPC",
     "unknown": "path not known yet",
 }
+MAX_TROUBLES_SHOWN: Final = 3
+"""Of a router's lines about workers that do not serve: they are above the workers that do."""
 MIN_BAR: Final = 10
 FIXED: Final = 44
 """Columns of a worker's line beside its name and bar."""
@@ -110,6 +112,8 @@ def _head(view: TopView) -> Iterator[Text]:
     )
     yield Text(f"TTFT p50 / p99 {ttft} ms   ITL p50 / p99 {itl} ms")
     yield from _missing(figures)
+    for line in figures.status.trouble[:MAX_TROUBLES_SHOWN]:
+        yield Text(line, style="red")
 
 
 def _missing(figures: TopFigures) -> Iterator[Text]:

@@ -6,11 +6,13 @@ restart, a worker that hangs taken for an idle one, a line that wraps.
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import StringIO
 from threading import Thread
 from typing import get_args
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -134,6 +136,16 @@ def test_missing_workers_are_told_of_though_none_of_them_ever_reported() -> None
     assert "decode: 1 of 3 workers ready" in text
     assert "prefill: " not in text
     assert "workers ready" not in text_of(TopHistory().add(look(0.0, there)))
+
+
+def test_who_stays_down_is_told_above_the_workers_the_newest_few_in_a_line_each() -> None:
+    at = look(0.0, {"decode-0": None})
+    trouble = tuple(f"decode-{9 - index} stays down: {'long ' * 40}" for index in range(5))
+    status = msgspec.structs.replace(at.status, trouble=trouble)
+    text = text_of(TopHistory().add(replace(at, status=status)))
+    shown = re.findall(r"^decode-(\d) stays down: long", text, re.MULTILINE)
+    assert shown == ["9", "8", "7"]
+    assert text.index("stays down") < text.index("KV blocks")
 
 
 def test_the_hit_rate_is_of_all_tiers_and_unknown_without_look_ups() -> None:
