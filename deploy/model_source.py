@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 
 from core.errors import ConfigError
 from deploy.default_model import DEFAULT_MODEL_NAME, ensure_default_model
@@ -12,6 +13,8 @@ WEIGHTS_PATTERN = "*.safetensors"
 TEXT_PATTERNS = ("*.json", "*.jinja", "*.model", "*.txt")
 """Of what says how text becomes tokens and back, and how large the model is."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+MAX_REASON_CHARS = 160
+"""Of what the hub's client says, which goes on with advice for its own callers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ def _fetch_from_hub(model: str, revision: str | None, *, with_weights: bool) -> 
             allow_patterns=[*TEXT_PATTERNS, *([WEIGHTS_PATTERN] if with_weights else [])],
         )
     except Exception as error:
-        reason = " ".join(str(error).split())[:120]
+        reason = shorten(str(error), MAX_REASON_CHARS, placeholder=" ...")
         raise ConfigError(
             f"model {model!r}: not a folder here, and not to be had from the model hub "
             f"({type(error).__name__}: {reason}); give a local folder or 'default'"
