@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from core.bounds import MAX_SECONDS
 from core.ids import Incarnation
 from core.messages import DesiredWorkers
 from core.tasks import run_until
@@ -69,7 +70,9 @@ class Lifecycle:
         self.drain = asyncio.Event()
         """Take nothing new, finish what there is, then end."""
         self.desired: DesiredWorkers | None = None
-        """What the supervisor has told last, from any thread; None: nothing yet."""
+        """What the supervisor has told last; None: nothing yet."""
+        self._heard_at: float | None = None
+        """When that was."""
         self._clock = clock
         self._work: Work | None = None
         self._last_tick = clock()
@@ -89,6 +92,15 @@ class Lifecycle:
             silence_s=max(0.0, self._clock() - since),
             num_steps=work.num_steps(),
         )
+
+    def hear(self, desired: DesiredWorkers) -> None:
+        """Take what the supervisor tells with each question after the health. Any thread may."""
+        self.desired, self._heard_at = desired, self._clock()
+
+    def supervisor_silence_s(self) -> float | None:
+        """Return how long ago the supervisor was heard; None: never, so nobody may supervise."""
+        heard_at = self._heard_at
+        return None if heard_at is None else min(self._clock() - heard_at, MAX_SECONDS)
 
     def changed(self) -> None:
         """Something has ended: a drain may be over. Cheap enough for every step."""

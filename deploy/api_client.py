@@ -65,6 +65,8 @@ class RouterStatus(msgspec.Struct, frozen=True):
     """By which config; None: not known."""
     trouble: tuple[str, ...] = ()
     """Who of those wanted does not serve and why, the newest first."""
+    controller_silence_s: float | None = None
+    """How long ago the controller last spoke to any of them; None: never, or nobody knows."""
 
 
 class CacheStatus(msgspec.Struct, frozen=True):

@@ -109,6 +109,7 @@ class RouterAPI:
                 "max_model_len": self._max_model_len(),
                 "pending_requests": self.dispatcher.admission.num_pending,
                 **_wanted_status(desired),
+                "controller_silence_s": self.fleet.registry.supervisor_silence_s(now_s=now_s),
                 "workers": workers,
             }
         )

@@ -6,6 +6,7 @@ A shell around ``WorkerRegistry``: it feeds heartbeats, link events and the cloc
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from typing import Protocol
 
@@ -81,6 +82,7 @@ class Fleet:
         self._silence_s = config.router.worker_silence_s
         self._keys = keys
         self._metrics = metrics
+        metrics.controller_silence.set_function(self._supervisor_silence_s)
         self._probe_token_id = probe_token_id
         self.incarnation: Incarnation = new_incarnation()
         self._links: dict[WorkerId, DecodeLink] = {}
@@ -297,6 +299,11 @@ class Fleet:
             self._peers = peers
             for link in self._links.values():
                 link.send(peers)
+
+    def _supervisor_silence_s(self) -> float:
+        """NaN, which no alert compares with anything, where nobody was ever told anything."""
+        silence_s = self.registry.supervisor_silence_s(now_s=asyncio.get_running_loop().time())
+        return math.nan if silence_s is None else silence_s
 
     def _count_workers(self) -> None:
         counts: Counter[tuple[str, str]] = Counter()

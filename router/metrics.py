@@ -190,6 +190,12 @@ class RouterMetrics:
             ["role"],
             registry=self.registry,
         )
+        self.controller_silence = Gauge(
+            "sluice_controller_silence_seconds",
+            "Since the deployment's controller last told anybody how many workers are wanted, which"
+            " it does each second; NaN: it never has, or nobody who knows lives",
+            registry=self.registry,
+        )
 
     def _counter(self, name: str, documentation: str, **labels: Sequence[str]) -> Counter:
         """Add a counter whose labels' values are known: all series are there from the start.

@@ -66,6 +66,8 @@ class WorkerRegistry:
     """After this long without a heartbeat a worker is gone."""
     told_here: Callable[[], DesiredWorkers | None] = _nothing
     """What whoever supervises this router has told it of the workers, though none of them lives."""
+    silence_here_s: Callable[[], float | None] = _nothing
+    """How long that has been; None: it never did."""
     lost_shown_s: float = 300.0
     """How long an operator is told of a worker that was lost and has not come back."""
     _lost: dict[WorkerId, Worker] = field(default_factory=dict[WorkerId, Worker])
@@ -162,6 +164,20 @@ class WorkerRegistry:
         words = [self.told_here(), *(w.heartbeat.desired for w in self._workers.values())]
         told = [word for word in words if word is not None]
         return max(told, key=lambda word: (word.generation, word.edition), default=None)
+
+    def supervisor_silence_s(self, *, now_s: float) -> float | None:
+        """Return how long ago the supervisor told anybody anything; None: nobody was ever told.
+
+        The one who was told last counts: a supervisor that is silent to one worker is not silent.
+        """
+        silences = [
+            worker.heartbeat.supervisor_silence_s + max(now_s - worker.last_seen_s, 0.0)
+            for worker in self._workers.values()
+            if worker.heartbeat.supervisor_silence_s is not None
+        ]
+        if (here := self.silence_here_s()) is not None:
+            silences.append(here)
+        return min(silences, default=None)
 
     def usable(self, role: Role) -> list[Worker]:
         """Return the workers of ``role`` that may get requests."""

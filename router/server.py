@@ -98,6 +98,7 @@ async def run_router(context: RouterContext, lifecycle: Lifecycle) -> None:
             recorder=Recorder(time.monotonic, max_requests=config.trace_requests),
         )
         fleet.registry.told_here = lambda: lifecycle.desired
+        fleet.registry.silence_here_s = lifecycle.supervisor_silence_s
         dispatcher = Dispatcher(config, fleet, card.tokenizer, metrics, card.name)
         if config.metrics.vllm_aliases:
             _export_vllm_aliases(metrics, config, fleet, dispatcher)

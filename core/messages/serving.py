@@ -155,3 +155,5 @@ class Heartbeat(Message, frozen=True):
     """Of the worker's config; workers of one role have the same but for the time of an update."""
     desired: DesiredWorkers | None = None
     """As the worker's supervisor has told it; None: not yet."""
+    supervisor_silence_s: Seconds | None = None
+    """How long ago the supervisor last told it anything; None: never."""

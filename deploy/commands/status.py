@@ -6,6 +6,8 @@ from rich.table import Table
 from deploy.api_client import ApiClient, RouterStatus, WorkerStatus
 
 EXIT_NOT_READY = 1
+SILENCE_TOLD_S = 30.0
+"""A controller speaks to each worker each second; one that is started anew is back before this."""
 
 
 def run_status(url: str) -> int:
@@ -33,6 +35,8 @@ def run_status(url: str) -> int:
         console.print(update, highlight=False)
     for line in status.trouble:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if (unsupervised := silence(status)) is not None:
+        console.print(unsupervised, highlight=False)
     console.print(f"metrics: {url}/metrics", highlight=False)
     for worker in workers:
         if worker.metrics_address:
@@ -58,6 +62,18 @@ def shortfall(status: RouterStatus) -> str | None:
     return (
         f"ready: {', '.join(short)}; if the rest does not come up, the controller's log says why "
         "(event=refused, event=died, event=stays_down)"
+    )
+
+
+def silence(status: RouterStatus) -> str | None:
+    """Return in one line that the controller is silent; None: it is not, or nobody knows."""
+    silence_s = status.controller_silence_s
+    if silence_s is None or silence_s < SILENCE_TOLD_S:
+        return None
+    return (
+        f"nobody supervises: the controller has been silent for {silence_s:.0f} s; requests go on, "
+        "but no worker that dies is started anew "
+        "(docs/operations.md#sluicecontrollersilent)"
     )
 
 

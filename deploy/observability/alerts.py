@@ -151,6 +151,15 @@ FLEET: Final = (
         "{{ $value | humanize }} new processes in the place of earlier ones in 30 minutes.",
     ),
     Alert(
+        "SluiceControllerSilent",
+        "warning",
+        f"min by ({OF}) (sluice_controller_silence_seconds) > 60",
+        "5m",
+        "Nobody supervises: the controller is silent",
+        "It has told no worker anything for {{ $value | humanizeDuration }}. Requests go on; no "
+        "worker that dies is started anew.",
+    ),
+    Alert(
         "SluiceCompatibilityMixed",
         "warning",
         f"count by ({OF}) (count by ({OF}, compat_hash) (sluice_config_info)) > 1",

@@ -232,6 +232,13 @@ FLEET: Final = Row(
             text="New processes in the place of earlier ones.",
         ),
         Panel(
+            "Silence of the controller",
+            (Query("min(sluice_controller_silence_seconds{@})", "since it was heard"),),
+            "s",
+            text="It speaks to every service each second; while it is silent, nobody who dies is "
+            "started anew.",
+        ),
+        Panel(
             "Kinds of KV",
             (
                 Query(

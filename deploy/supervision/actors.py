@@ -134,7 +134,7 @@ class ServiceActor:
         Answers though its event loop stands still.
         """
         if desired is not None:
-            self._lifecycle.desired = desired
+            self._lifecycle.hear(desired)
         return self._lifecycle.health()
 
     def expect_stop(self) -> None:

@@ -17,7 +17,7 @@ from core.ids import Attempt, Incarnation, RequestId
 from core.messages import PROTOCOL_VERSION, Failed, Hello, decode, encode
 from tests.core.message_strategies import MESSAGE_TYPES
 
-WIRE = {5: "ca9d24032a9388fe"}
+WIRE = {6: "2f391b77df8882da"}
 """Digest of all messages by version."""
 
 

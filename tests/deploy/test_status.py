@@ -7,7 +7,7 @@ that all are ready.
 from core.ids import WorkerId
 from core.messages import WorkerLoad
 from deploy.api_client import RouterStatus, WorkerState, WorkerStatus
-from deploy.commands.status import progress, shortfall
+from deploy.commands.status import SILENCE_TOLD_S, progress, shortfall, silence
 
 LOAD = WorkerLoad(running=0, waiting=0, queued_tokens=0, free_blocks=1, total_blocks=1)
 
@@ -55,3 +55,11 @@ def test_nothing_is_said_where_as_many_are_ready_as_wanted_or_nobody_knows() -> 
     wanted = {"prefill": 0, "decode": 1}
     assert shortfall(RouterStatus("m", [decode(0), decode(1)], desired=wanted)) is None
     assert shortfall(RouterStatus("m", [decode(0)])) is None
+
+
+def test_a_controller_that_is_silent_is_told_of_and_one_that_was_away_for_a_moment_is_not() -> None:
+    for known in (None, 0.0, SILENCE_TOLD_S / 2):
+        assert silence(RouterStatus("m", [decode(0)], controller_silence_s=known)) is None
+    line = silence(RouterStatus("m", [decode(0)], controller_silence_s=40.2))
+    assert line is not None
+    assert "the controller has been silent for 40 s" in line

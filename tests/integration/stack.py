@@ -76,7 +76,7 @@ def run_member(member: Member) -> None:
 async def serve(member: Member) -> None:
     lifecycle = Lifecycle()
     deploy = member.config.deploy
-    lifecycle.desired = DesiredWorkers(0, deploy.prefill, deploy.decode)
+    lifecycle.hear(DesiredWorkers(0, deploy.prefill, deploy.decode))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lifecycle.stop.set)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lifecycle.drain.set)
     if member.role == "router":

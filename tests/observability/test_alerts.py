@@ -43,6 +43,7 @@ HEALTHY = {
     'sluice_rejections_total{reason="too_long"}': "0+10x60",
     'sluice_retries_exhausted_total{stage="decode",reason="worker_lost"}': "0x60",
     'sluice_worker_restarts_total{role="decode"}': "0 1x59",
+    'sluice_controller_silence_seconds{instance="r"}': "1x60",
     'sluice_channel_rejects_total{reason="key"}': "0x60",
     'sluice_channel_rejects_total{reason="handshake"}': "0+1x60",
     'sluice_queued_tokens{role="prefill"}': "100x60",
@@ -90,6 +91,9 @@ TROUBLES = {
     "SluiceNoReadyPrefill": Trouble({PREFILL_READY: "1x30 0x30"}),
     "SluiceWorkersMissing": Trouble({DECODE_DESIRED: "2x20 3x40"}),
     "SluiceWorkersRestart": Trouble({'sluice_worker_restarts_total{role="decode"}': "0+0.2x60"}),
+    "SluiceControllerSilent": Trouble(
+        {'sluice_controller_silence_seconds{instance="r"}': "1x30 60+60x30"}
+    ),
     "SluiceCompatibilityMixed": Trouble(
         {'sluice_config_info{role="decode",compat_hash="b",instance="d1"}': "1x60"}
     ),
@@ -233,6 +237,20 @@ def test_a_deployment_that_wants_no_prefill_workers_is_silent(
     )
     well = samples({}, labels='namespace="prod",release="well"')
     assert firing(tmp_path, without + well) == set()
+
+
+@pytest.mark.parametrize(
+    "silence",
+    ["NaNx60", "1x30 60+60x4 1x30", "61+60x60"],
+    ids=["nobody was ever told", "it is back", "the other router hears it"],
+)
+def test_a_controller_that_is_silent_for_no_reason_to_call_is_not_told_of(
+    tmp_path: Path, silence: str
+) -> None:
+    silent = {'sluice_controller_silence_seconds{instance="r"}': silence}
+    if silence.startswith("61"):
+        silent['sluice_controller_silence_seconds{instance="s"}'] = "1x60"
+    assert firing(tmp_path, samples(dict(silent))) == set()
 
 
 def test_workers_are_missing_for_a_while_before_anybody_is_called(tmp_path: Path) -> None:

@@ -78,6 +78,25 @@ async def test_what_is_wanted_is_shown_once_it_is_known_and_when_the_last_worker
     assert await router.metric('sluice_workers_desired{role="decode"}') == 2
 
 
+async def test_for_how_long_the_controller_is_silent_is_shown_where_anybody_was_ever_told(
+    router: RunningRouter,
+) -> None:
+    worker = await router.start_worker(say([20]))
+    await router.until_state("decode-0", "ready")
+    assert "sluice_controller_silence_seconds NaN" in (await router.http.get("/metrics")).text
+    assert (await router.http.get("/status")).json()["controller_silence_s"] is None
+
+    worker.supervisor_silence_s = 1000.0
+    async with asyncio.timeout(20):
+        while not await router.metric("sluice_controller_silence_seconds") >= 1000.0:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert (await router.http.get("/status")).json()["controller_silence_s"] >= 1000.0
+
+    # A router that is supervised itself hears it, too
+    router.lifecycle.hear(DesiredWorkers(1, prefill=0, decode=1))
+    assert await router.metric("sluice_controller_silence_seconds") < 1000.0
+
+
 async def _until(router: RunningRouter, sample: str, value: float) -> None:
     async with asyncio.timeout(10):
         while await router.metric(sample) != value:  # noqa: ASYNC110 - from outside

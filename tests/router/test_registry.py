@@ -155,3 +155,27 @@ def test_what_a_deployment_wanted_that_is_gone_does_not_outdo_its_successor(
     registry.observe(_told("b", 0, num_decode=1), now_s=4.0)
     registry.expire(now_s=4.0)
     assert registry.desired() == DesiredWorkers(0, prefill=1, decode=1)
+
+
+def _silent(worker: str, silence_s: float | None) -> Heartbeat:
+    beat = _beat(worker=WorkerId(worker))
+    return msgspec.structs.replace(beat, supervisor_silence_s=silence_s)
+
+
+def test_a_supervisor_is_as_silent_as_the_worker_that_heard_it_last_says(
+    registry: WorkerRegistry,
+) -> None:
+    registry.observe(_silent("a", None), now_s=0.0)
+    assert registry.supervisor_silence_s(now_s=1.0) is None, "nobody supervises that one"
+    registry.observe(_silent("b", 40.0), now_s=0.0)
+    assert registry.supervisor_silence_s(now_s=0.0) == 40.0
+    assert registry.supervisor_silence_s(now_s=2.0) == 42.0, "since it reported"
+    registry.observe(_silent("c", 0.5), now_s=2.0)  # the supervisor is cut off from b alone
+    assert registry.supervisor_silence_s(now_s=2.0) == 0.5
+
+
+def test_what_the_routers_own_supervisor_said_counts_too_and_is_all_where_no_worker_lives() -> None:
+    registry = WorkerRegistry(silence_s=3.0, silence_here_s=lambda: 7.0)
+    assert registry.supervisor_silence_s(now_s=0.0) == 7.0
+    registry.observe(_silent("a", 40.0), now_s=0.0)
+    assert registry.supervisor_silence_s(now_s=0.0) == 7.0
