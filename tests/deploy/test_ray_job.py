@@ -1,8 +1,9 @@
 """A deployment on a real Ray cluster of three nodes, submitted as a job, changed while it serves.
 
 The failures guarded against: a request that is lost because a worker comes, goes, moves or is
-replaced; a controller or a node whose loss is not made up for; blocks that nobody gives back; and
-a job that leaves actors, processes, ports or shared memory on a cluster that others use.
+replaced; an update by which no worker can start, of which nobody learns; a controller or a node
+whose loss is not made up for; blocks that nobody gives back; and a job that leaves actors,
+processes, ports or shared memory on a cluster that others use.
 """
 
 import os
@@ -20,6 +21,7 @@ import yaml
 
 from deploy.api_client import ApiClient, UnreachableError, WorkerStatus
 from deploy.cluster.ports import claim_port
+from deploy.commands.status import progress
 from tests.deploy.load import Load
 from tests.deploy.ray_cluster import HEAD, LOOPBACK, RayCluster, kill, wait_until
 from tests.integration.models import VOCAB_SIZE, tiny_model
@@ -35,6 +37,8 @@ pytestmark = [
 NODES = ("127.0.0.3", "127.0.0.4")
 CPUS_OF_A_NODE = 6
 NUM_TOKENS = 96
+MORE_BLOCKS_THAN_FIT = 2**31 - 1
+"""On any machine, by one layer of the smallest model."""
 PROMPT_LENGTHS = (20, 90, 150, 210)
 MAX_UPLOAD_NBYTES = 16 * 1024 * 1024
 Answers = tuple[list[list[int]], list[list[int]]]
@@ -104,6 +108,10 @@ class Job:
         except UnreachableError:
             return []
         return [worker for worker in workers if worker.state == "ready"]
+
+    def stays_down(self) -> list[str]:
+        """Return what the router says of workers that were given up."""
+        return [line for line in self.client.status().trouble if " stays down: " in line]
 
     def counts(self) -> dict[str, int]:
         """Return how many of each role serve."""
@@ -249,6 +257,26 @@ def test_an_update_replaces_every_worker_and_no_request_is_lost(
         at_rest.wait_for(prefill=1, decode=2)
         load.wait_for_more(8)
     assert {sum(blocks_of(worker).values()) for worker in at_rest.ready()} == {320}
+
+
+def test_an_update_that_no_worker_can_start_by_is_told_and_taken_back_and_costs_no_worker(
+    at_rest: Job, answers: Answers
+) -> None:
+    before = {worker.incarnation for worker in at_rest.ready()}
+    blocks = {sum(blocks_of(worker).values()) for worker in at_rest.ready()}
+    with Load(at_rest.client.url, *answers) as load:
+        at_rest.ask("update", f"--config={at_rest.write(num_blocks=MORE_BLOCKS_THAN_FIT)}")
+        wait_until(lambda: len(at_rest.stays_down()) == 2, "one of each role is given up")
+        for line in at_rest.stays_down():
+            assert "its config cannot work: cache: a pool of " in line
+        assert before == {worker.incarnation for worker in at_rest.ready()}
+        at_rest.ask("update", "--undo")
+        wait_until(lambda: at_rest.client.status().trouble == (), "nothing is told any more")
+        load.wait_for_more(8)
+    status = at_rest.client.status()
+    assert {worker.incarnation for worker in status.workers if worker.state == "ready"} == before
+    assert progress(status) is None
+    at_rest.write(num_blocks=blocks.pop())
 
 
 def test_a_lost_node_is_made_up_for_on_the_other_one(
