@@ -24,6 +24,8 @@ class Troubles:
         self._lines: dict[str, str] = {}
         """By name, the oldest first."""
         self._reasons: dict[str, str] = {}
+        self._num_deaths: dict[str, int] = {}
+        """Since it served."""
         self._ordered: dict[str, str] = {}
         """Why the death was ordered of whom it has not been heard yet."""
         self._leaving: set[str] = set()
@@ -43,16 +45,23 @@ class Troubles:
 
     def forget(self, name: str) -> None:
         """Forget all of it: who has the name next is another one."""
-        for kept in (self._lines, self._reasons, self._ordered, self._waiting_since):
-            kept.pop(name, None)
+        self._drop_story(name)
+        self._ordered.pop(name, None)
+        self._waiting_since.pop(name, None)
         self._leaving.discard(name)
+
+    def _drop_story(self, name: str) -> None:
+        for kept in (self._lines, self._reasons, self._num_deaths):
+            kept.pop(name, None)
 
     def hear(self, event: Event) -> Event:
         """Note what has happened; return it, with the last reason where a service is given up."""
         match event:
             case ProcessDied(name, reason):
                 self._reasons[name] = reason = self._ordered.pop(name, reason)
-                self._note(name, f"{name} died and is started anew: {reason}")
+                self._num_deaths[name] = num = self._num_deaths.get(name, 0) + 1
+                times = f" {num} times in a row" if num > 1 else ""
+                self._note(name, f"{name} died{times} and is started anew: {reason}")
             case ServiceEnded(name, error):
                 self._ordered.pop(name, None)
                 if error is not None:
@@ -83,8 +92,7 @@ class Troubles:
             if seen.state == "draining":
                 self._leaving.add(name)
             if seen.state in {"ready", "draining"}:
-                self._lines.pop(name, None)
-                self._reasons.pop(name, None)
+                self._drop_story(name)
             self._see_waiting(now, name, is_pending=seen.state == "pending")
 
     def _see_waiting(self, now: float, name: str, *, is_pending: bool) -> None:

@@ -44,7 +44,9 @@ def test_who_died_too_often_stays_down_with_the_last_reason_until_it_serves(
 ) -> None:
     troubles.hear(ProcessDied("decode-1", "ValueError: first"))
     troubles.hear(ProcessDied("decode-1", "ValueError: last"))
-    assert lines(troubles) == ("decode-1 died and is started anew: ValueError: last",)
+    assert lines(troubles) == (
+        "decode-1 died 2 times in a row and is started anew: ValueError: last",
+    )
     told = troubles.hear(GaveUp("decode-1", "it died 5 times in a row"))
     assert told == GaveUp("decode-1", "it died 5 times in a row: ValueError: last")
     line = "decode-1 stays down: it died 5 times in a row: ValueError: last"
@@ -53,6 +55,8 @@ def test_who_died_too_often_stays_down_with_the_last_reason_until_it_serves(
         assert lines(troubles) == (line,)
     troubles.see(NOW, seen(decode_1="ready"))
     assert lines(troubles) == ()
+    troubles.hear(ProcessDied("decode-1", "SIGSEGV"))
+    assert lines(troubles) == ("decode-1 died and is started anew: SIGSEGV",)
 
 
 def test_whom_its_config_refuses_stays_down_with_what_is_wrong_with_it(troubles: Troubles) -> None:
