@@ -8,6 +8,7 @@ from typing import NoReturn, Protocol
 
 from core.config import SluiceConfig
 from core.config_layers import ConfigLayer
+from deploy.commands.scale import MAX_SHOWN
 from deploy.config.settings import read_settings
 
 EXIT_USAGE = 2
@@ -61,10 +62,10 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="M", help="model folder, hub id, or 'default' (SmolLM2-135M-Instruct)"
     )
-    parser.add_argument("--prefill", type=int, metavar="N", help="prefill workers; 0: colocated")
-    parser.add_argument("--decode", type=int, metavar="N", help="decode workers")
+    parser.add_argument("--prefill", type=_whole, metavar="N", help="prefill workers; 0: colocated")
+    parser.add_argument("--decode", type=_whole, metavar="N", help="decode workers")
     parser.add_argument("--host", metavar="H", help="address that the API listens on")
-    parser.add_argument("--port", type=int, metavar="P", help="port of the API; 0: a free one")
+    parser.add_argument("--port", type=_whole, metavar="P", help="port of the API; 0: a free one")
     add_assignments(parser)
 
 
@@ -109,6 +110,13 @@ def add_url(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url", default="http://127.0.0.1:8000", help="of the API; default: %(default)s"
     )
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:MAX_SHOWN]!r} is no whole number") from None
 
 
 def seconds(text: str, least: float, most: float) -> float:

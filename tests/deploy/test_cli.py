@@ -30,7 +30,7 @@ def one_error_line(capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("argv", "named"),
     [
-        (["serve", "--port", "http"], "--port"),
+        (["serve", "--port", "http"], "--port: 'http' is no whole number"),
         (["serve", "--port", "70000"], "router.port"),
         (["serve", "--decode", "0"], "deploy.decode"),
         (["serve", "--prefill", "-1"], "deploy.prefill"),
