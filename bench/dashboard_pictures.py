@@ -98,6 +98,8 @@ def draw(
         ".head{font:bold 16px sans-serif}polyline{fill:none;stroke-width:1.4}</style>\n"
         '<rect width="100%" height="100%" fill="#fff"/>\n'
         f'<text x="8" y="20" class="head">{escape(dashboard.title)}</text>\n'
+        f'<text x="{COLUMNS * WIDTH - 8}" y="20" text-anchor="end">'
+        f"{span[1] - span[0]:.0f} seconds from left to right</text>\n"
         + "\n".join(parts)
         + "\n</svg>\n"
     )
