@@ -2,13 +2,25 @@
 
 MAX_CHARACTERS = 200
 """Of a message that a log line or another error repeats."""
+DEAD = "The actor is dead because"
+DETAIL = "Worker exit detail: "
+UNEXPECTED = "Worker unexpectedly exits"
+WITHOUT_A_WORD = (
+    "its process ended without a word, such as killed for lack of memory (see dmesg) or by a fault "
+    "in native code"
+)
 
 
-def first_line(error: Exception) -> str:
+def why_died(error: Exception) -> str:
     """Return what has become of an actor.
 
-    How a process ended comes last, in one line or with a page of advice, as after a lack of memory.
+    Ray cannot tell a kill for lack of memory from a crash, and tells a page about both.
     """
+    for line in str(error).splitlines():
+        if DEAD in line:
+            if UNEXPECTED in line:
+                return WITHOUT_A_WORD
+            return (line.partition(DETAIL)[2] or line).strip()[:MAX_CHARACTERS]
     return _some_line(error, 0)
 
 

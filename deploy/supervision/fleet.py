@@ -13,7 +13,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 from core.lifecycle import WorkerHealth
 from core.messages import DesiredWorkers, Party
 from core.version import VERSION
-from deploy.cluster.ray_errors import first_line
+from deploy.cluster.ray_errors import why_died
 from deploy.supervision.actors import Ending, RemoteServiceActor
 from deploy.supervision.desired import Observed, State
 from deploy.supervision.events import (
@@ -254,7 +254,7 @@ class Fleet:
             log.debug("service=%s does not answer: %s", name, error)
         except RayError as error:
             seat.health_call = seat.end_call = seat.identity_call = None
-            died = ProcessDied(name, seat.last_words or first_line(error))
+            died = ProcessDied(name, seat.last_words or why_died(error))
             self._meet(name, seat, SeatEvent.DIED, died)
 
     def _hear_identity(self, name: str, seat: _Seat, identity: ProcessIdentity) -> None:
