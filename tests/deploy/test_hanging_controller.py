@@ -1,7 +1,8 @@
 """A controller whose acting thread hangs, in a deployment without a driver, on a real Ray cluster.
 
-The failure guarded against: a controller that answers every command while nothing is looked after,
-since the one thread that does so waits for an answer that never comes.
+The failures guarded against: a controller that answers every command while nothing is looked after,
+since the one thread that does so waits for an answer that never comes; and one that is ended though
+it does not hang, since it was suspended.
 """
 
 from typing import Any
@@ -26,13 +27,16 @@ ray.init(sys.argv[1], logging_level="ERROR", log_to_driver=False, _node_ip_addre
 folder = Path(tempfile.mkdtemp())
 said = {{}}
 BOUND_S = 120.0
+STALL_LIMIT_S = 8.0
 
 @dataclass(frozen=True)
 class HangingPlan(IdlePlan):
     # Where the file is, the thread that starts a service takes it away and waits for ever.
+    # Beside it that thread says in which process it is.
     hang: Path = folder
 
     def launch(self, role, name):
+        Path(f"{{self.hang}}.pid").write_text(str(os.getpid()))
         if self.hang.exists():
             self.hang.unlink()
             threading.Event().wait()
@@ -64,6 +68,9 @@ class Deployment:
         rows = self.ask("services")
         return rows != "no answer" and {{r.name for r in rows if r.state == "ready"}} == set(names)
 
+    def controller_pid(self):
+        return int(Path(f"{{self.hang}}.pid").read_text())
+
     def pids(self):
         found = {{}}
         for name, service in services_of(self.space).items():
@@ -84,10 +91,19 @@ def until(holds):
         assert time.monotonic() < deadline, said
         time.sleep(0.2)
 
-watched, unwatched = Deployment("watched", 8.0), Deployment("unwatched", 3600.0)
+watched, unwatched = Deployment("watched", STALL_LIMIT_S), Deployment("unwatched", 3600.0)
 for each in (watched, unwatched):
     until(lambda: each.is_whole("router", "decode-0"))
 lives, before = (unwatched.life(), watched.life()), watched.pids()
+
+# When one was suspended for longer than it may hang, then it goes on.
+frozen = watched.controller_pid()
+os.kill(frozen, signal.SIGSTOP)
+time.sleep(STALL_LIMIT_S + 2)
+os.kill(frozen, signal.SIGCONT)
+time.sleep(3)
+until(lambda: watched.life() != "no answer")
+said["goes_on"] = watched.life() == lives[1]
 
 # When both hang amid the start of a worker, then one of them is there again, and so is the worker.
 unwatched.hang_amid_a_start()
@@ -128,6 +144,10 @@ def test_a_controller_that_hangs_is_started_anew_and_then_so_is_the_dead_worker(
 ) -> None:
     assert said["decode_came_back"]
     assert said["same_router"]
+
+
+def test_a_controller_that_was_suspended_goes_on_when_it_is_let(said: dict[str, Any]) -> None:
+    assert said["goes_on"]
 
 
 def test_mutation_without_the_watchdog_it_hangs_on_and_the_worker_stays_dead(

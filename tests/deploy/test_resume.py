@@ -1,7 +1,7 @@
 """``sluice workers`` gives a deployment a new controller, while its workers serve all the time.
 
-The failure guarded against: a controller that stays down and takes clients' answers along, or whose
-successor starts the workers a second time.
+The failure guarded against: a controller that stays down and takes clients' answers along, that no
+router tells of, or whose successor starts the workers a second time.
 """
 
 import signal
@@ -32,6 +32,7 @@ starts = cloudpickle.dumps([time.time() + 1000] * MAX_STARTS)
 _internal_kv_put(START_TIMES, starts, namespace=b"sluice-resumed")
 """
 """As if the controller had crashed as often as it may."""
+SILENT_S = 5.0
 NUM_TOKENS = 96
 PROMPT_LENGTHS = (20, 150)
 
@@ -98,6 +99,13 @@ class Workers:
         except UnreachableError:
             return {}
 
+    def silence_s(self) -> float | None:
+        """Return for how long the controller has been silent, as the router knows."""
+        try:
+            return self.client.status().controller_silence_s
+        except UnreachableError:
+            return None
+
 
 def test_a_new_controller_takes_the_workers_over_and_no_answer_is_cut(
     cluster: RayCluster, tmp_path: Path
@@ -125,12 +133,14 @@ def test_a_new_controller_takes_the_workers_over_and_no_answer_is_cut(
             )
             kill(controller)
             wait_until(lambda: "Controller" not in cluster.living_actors(), "no controller")
+            wait_until(lambda: (workers.silence_s() or 0.0) > SILENT_S, "nobody supervises")
             load.wait_for_more(8)
             assert workers.lives() == lives
 
             # When the command is run again, then there is one, and the workers are the same
             workers.run()
             assert cluster.living_actors().count("Controller") == 1
+            wait_until(lambda: (workers.silence_s() or SILENT_S) < SILENT_S, "somebody supervises")
             load.wait_for_more(8)
             assert workers.lives() == lives
 
