@@ -188,7 +188,7 @@ def _bound_socket(host: str, port: int) -> Generator[socket.socket]:
             bound.listen(BACKLOG)
         except OSError as error:
             raise ConfigError(
-                f"router: cannot listen on {host}:{port}: {error.strerror}; "
-                "stop what uses it, or set router.port"
+                f"router.port: cannot listen on {host}:{port}: {error.strerror}; "
+                "stop what uses it, or give another port"
             ) from error
         yield bound

@@ -176,7 +176,7 @@ def _details(worker: WorkerFigures) -> Iterator[str]:
         yield f"{worker.leases} leases"
     else:
         yield f"{worker.reads_in_flight} reads in flight"
-        yield f"{_gigabytes(worker.nbytes_per_s)} GB/s"
+        yield _speed(worker.nbytes_per_s)
         if worker.read_p99_s is not None:
             yield f"p99 {_milliseconds(worker.read_p99_s)} ms"
         for path, count in (worker.paths or {}).items():
@@ -219,5 +219,9 @@ def _milliseconds(seconds: float | None) -> str:
     return f"{seconds * 1000:.1f}" if seconds < 0.01 else f"{seconds * 1000:.0f}"  # noqa: PLR2004
 
 
-def _gigabytes(nbytes_per_s: float | None) -> str:
-    return "-" if nbytes_per_s is None else f"{nbytes_per_s / 1e9:.2f}"
+def _speed(nbytes_per_s: float | None) -> str:
+    if nbytes_per_s is None:
+        return "- GB/s"
+    if 0 < nbytes_per_s < 0.1e9:  # noqa: PLR2004 - of which GB/s would show one digit, or none
+        return f"{nbytes_per_s / 1e6:.1f} MB/s"
+    return f"{nbytes_per_s / 1e9:.2f} GB/s"

@@ -226,6 +226,17 @@ def test_what_a_decode_worker_does_is_told_in_two_lines() -> None:
     assert "TCP" not in text
 
 
+@pytest.mark.parametrize(
+    ("nbytes", "told"),
+    [(0.0, "0.00 GB/s"), (5e6, "2.5 MB/s"), (0.19e9, "95.0 MB/s"), (0.2e9, "0.10 GB/s")],
+)
+def test_a_slow_transfer_is_not_shown_as_none(nbytes: float, told: str) -> None:
+    history = TopHistory()
+    history.add(look(0.0, {"decode-0": decode_metrics()}))
+    figures = history.add(look(2.0, {"decode-0": decode_metrics(read=nbytes)}))
+    assert f"in flight, {told}" in text_of(figures)
+
+
 @pytest.mark.parametrize("state", get_args(WorkerState))
 def test_a_worker_is_shown_in_whatever_state_a_router_says(state: WorkerState) -> None:
     gone = WorkerStatus(WorkerId("decode-0"), "decode", state, WorkerLoad(), silent_s=41.7)
