@@ -9,8 +9,8 @@ import msgspec
 from core.messages import Role
 from core.trace import EventName, Value
 
-MAX_NAMES_SHOWN: Final = 4
-"""Of the sequences of one response."""
+MAX_NAMES_SHOWN: Final = 3
+"""Of the sequences of one response: more are wider than the picture."""
 
 
 class Entry(msgspec.Struct, frozen=True):

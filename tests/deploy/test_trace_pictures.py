@@ -16,8 +16,8 @@ from rich.console import Console
 from deploy.cli.parser import run
 from deploy.trace.command import CONVERTER, write_png
 from deploy.trace.lanes import hops_of, lanes_of, tail_of
-from deploy.trace.request import RequestTrace, figures_of, reads_of, summary_of
-from deploy.trace.svg import draw
+from deploy.trace.request import RequestTrace, figures_of, reads_of, sisters_of, summary_of
+from deploy.trace.svg import CHAR, WIDTH, draw
 from deploy.trace.terminal import print_trace
 
 Raw = tuple[float, str, dict[str, object]]
@@ -225,6 +225,14 @@ def test_a_line_of_the_summary_that_is_too_long_goes_on_below_its_begin() -> Non
 def test_a_worker_that_did_not_answer_is_named() -> None:
     assert "prefill-0: did not answer" in printed(ODD["prefill is gone"])
     assert "decode-0: has nothing of this request" in printed(ODD["forgotten"])
+
+
+def test_the_names_of_all_sequences_are_no_wider_than_the_picture() -> None:
+    response = "chatcmpl-8c7acab83ca00533-f34b8e4647a562ec"
+    for number in (2, 3, 4, 128):
+        choices = [f"{response}-{index}" for index in range(number)]
+        trace = msgspec.structs.replace(WHOLE, request_id=choices[0], choices=choices)
+        assert len(sisters_of(trace) or "") * CHAR < WIDTH
 
 
 def one_of(index: int, number: int) -> RequestTrace:
