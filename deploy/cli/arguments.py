@@ -8,7 +8,7 @@ from typing import NoReturn, Protocol
 
 from core.config import SluiceConfig
 from core.config_layers import ConfigLayer
-from deploy.commands.scale import MAX_SHOWN
+from deploy.commands.scale_arguments import MAX_SHOWN
 from deploy.config.settings import read_settings
 
 EXIT_USAGE = 2

@@ -14,15 +14,8 @@ from deploy.cli.arguments import (
     seconds,
 )
 from deploy.commands.cache import run_cache_reset, run_cache_show
-from deploy.commands.scale import (
-    MAX_SHOWN,
-    parse_counts,
-    parse_roles,
-    run_down,
-    run_scale,
-    run_undo,
-    run_update,
-)
+from deploy.commands.scale import run_down, run_scale, run_undo, run_update
+from deploy.commands.scale_arguments import MAX_SHOWN, parse_counts, parse_roles
 from deploy.commands.status import run_status
 from deploy.config.settings import load_settings
 from deploy.top.command import MAX_INTERVAL_S, MIN_INTERVAL_S, run_top

@@ -5,9 +5,9 @@ runs there, and a client of the API may not.
 """
 
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, get_args
+from typing import Any
 
 from core.config import SluiceConfig
 from core.errors import ConfigError, SluiceError
@@ -16,56 +16,7 @@ from deploy.cluster.environment import named_cluster, prepare_asking_environment
 from deploy.cluster.reach import cluster_started_here, joined
 from deploy.run_file import find_session
 
-MAX_WORKERS = 10_000
-"""Of one role."""
-MAX_SHOWN = 40
-"""Characters of an argument that an error repeats."""
 CALL_TIMEOUT_S = 30.0
-
-
-def parse_counts(texts: Sequence[str]) -> dict[Role, int]:
-    """Return the numbers in ``prefill=3``.
-
-    Raises:
-        ConfigError: names the text that is none.
-    """
-    counts: dict[Role, int] = {}
-    for text in texts:
-        role, _, number = text.partition("=")
-        if role not in get_args(Role) or not (number.isascii() and number.isdecimal()):
-            raise ConfigError(f"{_short(text)!r}: write prefill=N or decode=N, such as decode=5")
-        digits = number.lstrip("0") or "0"
-        # By its length first: Python reads no number of thousands of digits.
-        if len(digits) > len(str(MAX_WORKERS)) or int(digits) > MAX_WORKERS:
-            raise ConfigError(f"{_short(text)!r}: write {role}=N with N at most {MAX_WORKERS}")
-        key: Role = "prefill" if role == "prefill" else "decode"
-        if key in counts:
-            raise ConfigError(f"{_short(text)!r}: {key} is given twice; write {key}=N once")
-        counts[key] = int(digits)
-    if counts.get("decode") == 0:
-        raise ConfigError("decode=0: one decode worker has to stay; use sluice down to end all")
-    return counts
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
-
-
-def parse_roles(texts: Sequence[str]) -> dict[str, Role]:
-    """Return the new roles in ``prefill-1=decode``, by worker.
-
-    Raises:
-        ConfigError: names the text that is none.
-    """
-    roles: dict[str, Role] = {}
-    for text in texts:
-        name, _, role = text.partition("=")
-        if not name or role not in get_args(Role):
-            raise ConfigError(f"--role {_short(text)}: write WORKER=ROLE, such as prefill-1=decode")
-        if name in roles:
-            raise ConfigError(f"--role {_short(text)}: {name} is given twice; give it one role")
-        roles[name] = "prefill" if role == "prefill" else "decode"
-    return roles
 
 
 def run_scale(

@@ -15,7 +15,6 @@ a one may serve, so that it is neither sent away nor made up for, but ended if i
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from core.messages import Party
 from deploy.supervision.desired import (
@@ -29,54 +28,13 @@ from deploy.supervision.desired import (
     Limits,
     Observed,
     Start,
-    State,
     Target,
 )
+from deploy.supervision.member import Member, backoff_s
 from deploy.supervision.service_names import index_of, worker_name
 
-FIRST_WAIT_S = 1.0
-"""Before the second restart in a row; doubled for each further one."""
 KILL_AGAIN_S = 10.0
 """What is still not dead after so long is killed once more."""
-
-
-@dataclass(slots=True)
-class _Member:
-    role: Party
-    revision: str
-    state: State
-    in_state_since: float
-    deaths: int = 0
-    """In a row."""
-    is_leaving: bool = False
-    leaving_since: float = 0.0
-    is_given_up: bool = False
-    condemned_at: float | None = None
-    """When its kill was last told."""
-    retry_at: float | None = None
-    served_by: str | None = None
-    """The revision by which it was ready last."""
-
-    @property
-    def is_up(self) -> bool:
-        return self.state in {"pending", "adopted", "starting", "ready", "draining"}
-
-    @property
-    def may_pass(self) -> bool:
-        """Whether what refuses its start, such as a taken port, did not refuse one before."""
-        return self.state != "ready" and self.served_by == self.revision
-
-    @property
-    def serves(self) -> bool:
-        """As far as is known; whose kill was told serves no longer."""
-        return self.state == "ready" and self.condemned_at is None
-
-
-def backoff_s(deaths: int, max_s: float) -> float:
-    """Return the wait before the restart after the ``deaths``-th death in a row, the first is 1."""
-    if deaths <= 1:
-        return 0.0
-    return min(FIRST_WAIT_S * 2.0 ** min(deaths - 2, 30), max_s)
 
 
 class Reconciler:
@@ -84,7 +42,7 @@ class Reconciler:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, Member] = {}
         self._generation = 0
         self._actions: list[Action] = []
 
@@ -132,7 +90,7 @@ class Reconciler:
         for name, seen in observed.items():
             member = self._members.get(name)
             if member is None:
-                member = _Member(seen.role, seen.revision, seen.state, now)
+                member = Member(seen.role, seen.revision, seen.state, now)
                 self._members[name] = member
                 if seen.state == "dead":
                     self._count_death(now, member)
@@ -146,17 +104,17 @@ class Reconciler:
                 member.is_leaving, member.leaving_since = True, now
             self._check_progress(now, name, member, seen.silence_s)
 
-    def _count_death(self, now: float, member: _Member) -> None:
+    def _count_death(self, now: float, member: Member) -> None:
         if member.state == "ready" and self._was_healthy(now, member):
             member.deaths = 0
         member.deaths += 1
         member.condemned_at = None
         member.retry_at = now + backoff_s(member.deaths, self._limits.restart_backoff_max_s)
 
-    def _was_healthy(self, now: float, member: _Member) -> bool:
+    def _was_healthy(self, now: float, member: Member) -> bool:
         return now - member.in_state_since >= self._limits.healthy_after_s
 
-    def _check_progress(self, now: float, name: str, member: _Member, silence_s: float) -> None:
+    def _check_progress(self, now: float, name: str, member: Member, silence_s: float) -> None:
         limits = self._limits
         in_state_s = now - member.in_state_since
         is_watched = member.state in {"adopted", "ready", "draining"}
@@ -171,7 +129,7 @@ class Reconciler:
         ):
             self._kill(now, name, member, f"not drained after {limits.drain_timeout_s:.0f} s")
 
-    def _kill(self, now: float, name: str, member: _Member, reason: str) -> None:
+    def _kill(self, now: float, name: str, member: Member, reason: str) -> None:
         if member.condemned_at is None or now - member.condemned_at >= KILL_AGAIN_S:
             member.condemned_at = now
             self._actions.append(Kill(name, reason))
@@ -186,7 +144,7 @@ class Reconciler:
         elif name in desired.leaving and not self._is_last_to_serve(member, desired):
             self._send_away(now, name)
 
-    def _is_last_to_serve(self, member: _Member, desired: Desired) -> bool:
+    def _is_last_to_serve(self, member: Member, desired: Desired) -> bool:
         """Return whether nothing would be served without ``member`` until another is ready.
 
         Without prefill workers all is served, only slower, so those go at once: two workers that
@@ -199,7 +157,7 @@ class Reconciler:
         staying = self._staying("decode", desired).values()
         return not any(other.serves for other in staying)
 
-    def _revive(self, now: float, name: str, member: _Member, desired: Desired) -> None:
+    def _revive(self, now: float, name: str, member: Member, desired: Desired) -> None:
         target = desired.targets.get(member.role)
         if target is not None and member.revision != target.revision:
             # What it died of says nothing of the config that is wanted by now.
@@ -212,11 +170,11 @@ class Reconciler:
             member.revision = target.revision
             self._start(now, name, member)
 
-    def _give_up(self, name: str, member: _Member, reason: str) -> None:
+    def _give_up(self, name: str, member: Member, reason: str) -> None:
         member.is_given_up = True
         self._actions.append(GiveUp(name, reason))
 
-    def _start(self, now: float, name: str, member: _Member) -> None:
+    def _start(self, now: float, name: str, member: Member) -> None:
         member.state, member.in_state_since, member.retry_at = "pending", now, None
         member.condemned_at = None
         self._actions.append(Start(name, member.role, member.revision))
@@ -255,10 +213,10 @@ class Reconciler:
     def _grow(self, now: float, role: Party, target: Target, desired: Desired) -> None:
         while self._may_start(role, target, desired):
             name = self._free_name(role, desired)
-            self._members[name] = member = _Member(role, target.revision, "pending", now)
+            self._members[name] = member = Member(role, target.revision, "pending", now)
             self._start(now, name, member)
 
-    def _staying(self, role: Party, desired: Desired) -> dict[str, _Member]:
+    def _staying(self, role: Party, desired: Desired) -> dict[str, Member]:
         return {
             name: member
             for name, member in self._members.items()
@@ -283,7 +241,7 @@ class Reconciler:
         return max(candidates, key=self._dispensability, default=None)
 
     def _next_to_replace(
-        self, role: Party, target: Target, staying: Mapping[str, _Member]
+        self, role: Party, target: Target, staying: Mapping[str, Member]
     ) -> str | None:
         """Return whom an update sends away next where there is no room for a successor beside it.
 
@@ -301,7 +259,7 @@ class Reconciler:
         old = [name for name, member in staying.items() if member.revision != target.revision]
         return max(old, key=index_of, default=None)
 
-    def _out_of_place(self, target: Target, staying: Mapping[str, _Member]) -> str | None:
+    def _out_of_place(self, target: Target, staying: Mapping[str, Member]) -> str | None:
         """Return one that waits or loads by what is not wanted, such as an update taken back.
 
         None also while one by what is wanted does not serve.

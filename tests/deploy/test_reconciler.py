@@ -20,7 +20,8 @@ from deploy.supervision.desired import (
     State,
     Target,
 )
-from deploy.supervision.reconciler import Reconciler, backoff_s
+from deploy.supervision.member import backoff_s
+from deploy.supervision.reconciler import Reconciler
 from tests.deploy.reconciled_world import LIMITS, World, started
 
 
