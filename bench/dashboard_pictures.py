@@ -24,6 +24,8 @@ LEGEND: Final = 4
 """Names of series below a chart."""
 LINE: Final = 12
 COLUMNS: Final = 3
+NUM_STEPS: Final = 60
+"""Between the first and the last point of a line."""
 COLOURS: Final = ("#1f77b4", "#d95f02", "#2ca02c", "#9467bd", "#b8860b", "#17becf", "#d62728")
 SUFFIX: Final = {"percentunit": "", "reqps": "/s", "ops": "/s", "bytes": "B", "Bps": "B/s"}
 Points = list[tuple[float, float]]
@@ -66,7 +68,7 @@ def series_of(
 
 
 def _ask(url: str, expr: str, span: tuple[float, float]) -> list[Any]:
-    step = (span[1] - span[0]) / 60
+    step = (span[1] - span[0]) / NUM_STEPS
     query = urllib.parse.urlencode({"query": expr, "start": span[0], "end": span[1], "step": step})
     with urllib.request.urlopen(f"{url}/api/v1/query_range?{query}", timeout=10) as answer:  # noqa: S310
         return json.load(answer)["data"]["result"]
@@ -95,7 +97,7 @@ def draw(
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<style>text{{font:10px sans-serif;'
         "fill:#333}.title{font:bold 11px sans-serif}.row{font:bold 13px sans-serif;fill:#555}"
-        ".head{font:bold 16px sans-serif}polyline{fill:none;stroke-width:1.4}</style>\n"
+        ".head{font:bold 16px sans-serif}polyline{fill:none;stroke-width:1.4;stroke-linecap:round}</style>\n"
         '<rect width="100%" height="100%" fill="#fff"/>\n'
         f'<text x="8" y="20" class="head">{escape(dashboard.title)}</text>\n'
         f'<text x="{COLUMNS * WIDTH - 8}" y="20" text-anchor="end">'
@@ -127,18 +129,29 @@ def _chart(
     loudest = heard or loudest[:LEGEND]  # lines at zero tell nothing beside others
     for index, (name, points) in enumerate(loudest):
         colour = COLOURS[index % len(COLOURS)]
-        coordinates = " ".join(
-            f"{x0 + (at - span[0]) / (span[1] - span[0]) * width:.1f},"
-            f"{y0 + height - value / highest * height:.1f}"
-            for at, value in points
-        )
-        yield f'<polyline points="{coordinates}" stroke="{colour}"/>'
+        for run in _runs(points, (span[1] - span[0]) / NUM_STEPS):
+            coordinates = " ".join(
+                f"{x0 + (at - span[0]) / (span[1] - span[0]) * width:.1f},"
+                f"{y0 + height - value / highest * height:.1f}"
+                for at, value in (run if len(run) > 1 else run * 2)  # a dot, not nothing
+            )
+            yield f'<polyline points="{coordinates}" stroke="{colour}"/>'
         if index < LEGEND:
             y = y0 + height + 13 + index * LINE
             more = f"  (+{len(loudest) - LEGEND})" * (index == LEGEND - 1 and len(loudest) > LEGEND)
             text = escape(f"{name}{more}")
             yield f'<rect x="{x0}" y="{y - 5}" width="8" height="3" fill="{colour}"/>'
             yield f'<text x="{x0 + 12}" y="{y}">{text}</text>'
+
+
+def _runs(points: Points, step_s: float) -> Iterator[Points]:
+    """Yield the parts of a line between times at which it has no value."""
+    start = 0
+    for index in range(1, len(points) + 1):
+        is_end = index == len(points) or points[index][0] - points[index - 1][0] > 1.5 * step_s
+        if is_end:
+            yield points[start:index]
+            start = index
 
 
 def _number(value: float, unit: str) -> str:
