@@ -97,7 +97,8 @@ def draw(
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<style>text{{font:10px sans-serif;'
         "fill:#333}.title{font:bold 11px sans-serif}.row{font:bold 13px sans-serif;fill:#555}"
-        ".head{font:bold 16px sans-serif}polyline{fill:none;stroke-width:1.4;stroke-linecap:round}</style>\n"
+        ".head{font:bold 16px sans-serif}"
+        "polyline{fill:none;stroke-width:1.4;stroke-linecap:round}</style>\n"
         '<rect width="100%" height="100%" fill="#fff"/>\n'
         f'<text x="8" y="20" class="head">{escape(dashboard.title)}</text>\n'
         f'<text x="{COLUMNS * WIDTH - 8}" y="20" text-anchor="end">'
