@@ -1,4 +1,4 @@
-"""A whole deployment as a ``with`` block: model, ports, Ray, router and workers, and their end."""
+"""A whole deployment as a ``with`` block: a router of its own, its ports, and workers."""
 
 import time
 from collections.abc import Generator
@@ -7,87 +7,56 @@ from contextlib import AbstractContextManager, contextmanager
 from rich.console import Console
 
 from core.config import RouterConfig, SluiceConfig
-from core.errors import ConfigError, SluiceError
+from core.errors import ConfigError
 from core.ids import WorkerId
 from deploy.api_client import ApiClient, UnreachableError
-from deploy.cluster.environment import cluster_address
 from deploy.cluster.ports import claim_port, held
-from deploy.cluster.session import RaySession, ray_session
-from deploy.driver import findable, not_ready, plan_of, refuse_detached_in_private, tell
-from deploy.model_source import ModelFolder, resolve_model
-from deploy.supervision.events import Event, EventQueue, StopRequested
+from deploy.driver import Driver, driving, refuse_detached_in_private, tell
+from deploy.supervision.plan import DeploymentPlan
 from deploy.supervision.service_names import worker_name
-from deploy.supervision.stop_signals import StopSignals
-from deploy.supervision.supervisor import Supervisor
 from router.api_keys import read_keys
 
 PROBE_INTERVAL_S = 0.25
 WILDCARD_HOSTS = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 
 
-class StoppedEarly(SluiceError):  # noqa: N818 - not an error, but the way out of a start
-    """Ctrl-C or SIGTERM came while the deployment was starting."""
-
-
 class Deployment:
     """A running deployment."""
 
-    def __init__(
-        self,
-        config: SluiceConfig,
-        supervisor: Supervisor,
-        session: RaySession,
-        signals: StopSignals,
-    ) -> None:
+    def __init__(self, config: SluiceConfig, driver: Driver) -> None:
         self._config = config
-        self._supervisor = supervisor
-        self._session = session
-        self._signals = signals
+        self._driver = driver
         self.client = client_of(config)
-        self.is_left = False
-        """Whether it goes on after the ``with`` block."""
 
     @property
     def url(self) -> str:
         """Of the API."""
         return self.client.url
 
-    def next_event(self, timeout_s: float | None = None) -> Event | None:
-        """Return the next event, None after ``timeout_s``; see ``Supervisor.next_event``."""
-        event = self._supervisor.next_event(timeout_s)
-        if event is not None:
-            self._session.on_new_process()
-        return event
-
     def leave(self) -> None:
         """Have it go on after the ``with`` block, until ``sluice down``."""
-        self.is_left = True
+        self._driver.is_left = True
+
+    def wait_for_stop(self) -> None:
+        """See ``Driver``."""
+        self._driver.wait_for_stop()
 
     def interruptible(self) -> AbstractContextManager[None]:
-        """Return a ``with`` block that a stop signal leaves by ``StopInterrupt``.
-
-        For waits on anything but ``next_event``, in the main thread.
-        """
-        return self._signals.interrupting()
+        """See ``Driver``."""
+        return self._driver.interruptible()
 
     def wait_until_ready(self, console: Console) -> None:
-        """Return once every worker is ready and a generation can pass.
-
-        Raises:
-            StoppedEarly: a stop was asked for.
-            ConfigError: a service met an error that no restart can mend.
-            SluiceError: not ready within ``start_timeout_s``.
-        """
-        deadline = time.monotonic() + self._config.deploy.start_timeout_s
+        """Return once every worker is ready and a generation can pass; see ``Driver``."""
         shown: set[WorkerId] = set()
+
+        def missing() -> str:
+            workers = ", ".join(sorted(self._expected() - shown))
+            return f"missing: {workers or 'a first generation'}"
+
         with console.status("starting ..."):
-            while not self._is_complete(shown, console):
-                if isinstance(self.next_event(PROBE_INTERVAL_S), StopRequested):
-                    raise StoppedEarly("stopped while starting")
-                if time.monotonic() > deadline:
-                    missing = ", ".join(sorted(self._expected() - shown)) or "a first generation"
-                    reason = self._supervisor.waits() or f"missing: {missing}"
-                    raise not_ready(self._config.deploy, reason)
+            self._driver.wait_until_ready(
+                lambda: self._is_complete(shown, console), missing, PROBE_INTERVAL_S
+            )
 
     def _expected(self) -> set[WorkerId]:
         return {
@@ -116,7 +85,7 @@ def running(config: SluiceConfig, console: Console) -> Generator[Deployment]:
     stopped within ``stop_timeout_s``, and nothing is left of it; unless it is ``leave``d.
 
     Raises:
-        StoppedEarly: a stop was asked for while starting.
+        StopInterrupt: a stop was asked for while starting.
         ConfigError: one line for the operator; nothing is left running.
         SluiceError: the deployment did not become ready.
     """
@@ -127,42 +96,23 @@ def running(config: SluiceConfig, console: Console) -> Generator[Deployment]:
         )
     refuse_detached_in_private(config)
     config = _with_port(config)
-    model = resolve_model(config.model.model, config.model.revision)
-    events = EventQueue()
-    signals = StopSignals(events)
     started_s = time.monotonic()
-    with held(config.router.host, config.router.port), signals.installed():
-        address = cluster_address(config.deploy)
-        console.print(f"joining Ray at {address} ..." if address else "starting Ray ...")
-        with ray_session(config.deploy) as session:
-            signals.install()
-            plan = plan_of(config, model, session)
-            supervisor = Supervisor(plan, events, private=session.private)
-            deployment: Deployment | None = None
-            with held(plan.host, plan.control_port):
-                try:
-                    _announce(config, model, console)
-                    supervisor.start()
-                    deployment = Deployment(config, supervisor, session, signals)
-                    deployment.wait_until_ready(console)
-                    supervisor.is_ready = True
-                    tell(console, f"ready in {time.monotonic() - started_s:.1f} s", "ready")
-                    with findable(config.deploy.name, session):
-                        yield deployment
-                finally:
-                    if deployment is not None and deployment.is_left:
-                        supervisor.leave()
-                    else:
-                        tell(console, "stopping ...", "stopping")
-                        supervisor.stop()
-                        tell(console, "stopped", "stopped")
+    with held(config.router.host, config.router.port), driving(config, console) as driver:
+        plan = driver.plan
+        with held(plan.host, plan.control_port):
+            deployment = Deployment(config, driver)
+            _announce(plan, console)
+            driver.start()
+            deployment.wait_until_ready(console)
+            tell(console, f"ready in {time.monotonic() - started_s:.1f} s", "ready")
+            yield deployment
 
 
-def _announce(config: SluiceConfig, model: ModelFolder, console: Console) -> None:
-    name = config.model.served_name or model.served_name
-    counts = f"{config.deploy.prefill} prefill, {config.deploy.decode} decode"
+def _announce(plan: DeploymentPlan, console: Console) -> None:
+    model, deploy = plan.config.model, plan.deploy
+    counts = f"{deploy.prefill} prefill, {deploy.decode} decode"
     console.print(
-        f"loading {name} ({config.model.dtype}) on {counts} worker(s) ...", highlight=False
+        f"loading {plan.served_name} ({model.dtype}) on {counts} worker(s) ...", highlight=False
     )
 
 

@@ -1,9 +1,13 @@
-"""What both drivers of a deployment share: of ``sluice serve`` and of ``sluice workers``."""
+"""The driver of a deployment, as a ``with`` block: signals, Ray, a supervisor, and their end.
+
+``deployment`` gives it a router of its own, for ``sluice serve``; ``sluice workers`` has none.
+"""
 
 import logging
 import os
-from collections.abc import Generator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 
 from rich.console import Console
 
@@ -12,12 +16,128 @@ from core.config import DeployConfig, SluiceConfig
 from core.errors import ConfigError, SluiceError
 from deploy.cluster.environment import cluster_address
 from deploy.cluster.ports import claim_port
-from deploy.cluster.session import PROJECT_ROOT, RaySession
-from deploy.model_source import ModelFolder
+from deploy.cluster.session import PROJECT_ROOT, RaySession, ray_session
+from deploy.model_source import ModelFolder, resolve_model
 from deploy.run_file import RunningSession, announced
+from deploy.supervision.events import Event, EventQueue, StopRequested
 from deploy.supervision.plan import DeploymentPlan
+from deploy.supervision.stop_signals import StopInterrupt, StopSignals
+from deploy.supervision.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
+
+
+class Driver:
+    """Follows one deployment from the main thread of the process that has started it."""
+
+    def __init__(
+        self, plan: DeploymentPlan, session: RaySession, signals: StopSignals, events: EventQueue
+    ) -> None:
+        self.plan = plan
+        """As it was at the start."""
+        self.supervisor = Supervisor(plan, events, private=session.private)
+        self._session = session
+        self._signals = signals
+        self.is_left = False
+        """Whether the deployment goes on after the ``with`` block, until ``sluice down``."""
+
+    def start(self) -> None:
+        """Start the deployment; returns before anything is ready.
+
+        Raises:
+            StopInterrupt: a stop was asked for before.
+            ConfigError: as ``Supervisor.start``.
+        """
+        if self._signals.received:
+            raise StopInterrupt
+        self.supervisor.start()
+
+    def next_event(self, timeout_s: float | None = None) -> Event | None:
+        """Return the next event, None after ``timeout_s``; see ``Supervisor.next_event``.
+
+        Raises:
+            StopInterrupt: it is that a stop was asked for.
+        """
+        event = self.supervisor.next_event(timeout_s)
+        if isinstance(event, StopRequested):
+            raise StopInterrupt
+        if event is not None:
+            self._session.on_new_process()
+        return event
+
+    def interruptible(self) -> AbstractContextManager[None]:
+        """Return a ``with`` block that a stop signal leaves by ``StopInterrupt``.
+
+        For waits on anything but ``next_event``, in the main thread.
+        """
+        return self._signals.interrupting()
+
+    def wait_until_ready(
+        self, is_ready: Callable[[], bool], missing: Callable[[], str], look_s: float
+    ) -> None:
+        """Return once ``is_ready``, which is asked after every event and every ``look_s``.
+
+        Raises:
+            StopInterrupt: a stop was asked for.
+            ConfigError: a service met an error that no restart can mend.
+            SluiceError: not ready within ``start_timeout_s``: Ray has no room, or what is
+                ``missing``.
+        """
+        deploy = self.plan.deploy
+        deadline = time.monotonic() + deploy.start_timeout_s
+        with self.interruptible():
+            while not is_ready():
+                self.next_event(look_s)
+                if time.monotonic() > deadline:
+                    raise not_ready(deploy, self.supervisor.waits() or missing())
+        self.supervisor.is_ready = True
+
+    def wait_for_stop(self) -> None:
+        """Return when a stop is asked for.
+
+        Raises:
+            SluiceError: the router or the controller is gone for good.
+        """
+        try:
+            while True:
+                self.next_event()
+        except StopInterrupt:
+            return
+
+
+@contextmanager
+def driving(
+    config: SluiceConfig, console: Console, *, own_router: bool = True
+) -> Generator[Driver]:
+    """Connect to Ray and yield a driver of ``config`` for the time of the ``with`` block.
+
+    In the main thread. The block starts the deployment. When it ends, for whatever reason,
+    everything is stopped within ``stop_timeout_s``, and nothing is left; unless it ``is_left``.
+
+    Raises:
+        StopInterrupt: a stop was asked for. One that comes while Ray starts ends the process.
+        ConfigError: one line for the operator; nothing is left running.
+    """
+    model = resolve_model(config.model.model, config.model.revision)
+    events = EventQueue()
+    signals = StopSignals(events)
+    address = cluster_address(config.deploy)
+    console.print(f"joining Ray at {address} ..." if address else "starting Ray ...")
+    with signals.installed(), ray_session(config.deploy, signals.ending_all) as session:
+        signals.install()
+        plan = plan_of(config, model, session, own_router=own_router)
+        driver = Driver(plan, session, signals, events)
+        try:
+            with findable(config.deploy.name, session):
+                yield driver
+        finally:
+            if driver.is_left:
+                console.print("it goes on by itself; sluice down stops it")
+                driver.supervisor.leave()
+            else:
+                tell(console, "stopping ...", "stopping")
+                driver.supervisor.stop()
+                tell(console, "stopped", "stopped")
 
 
 def refuse_detached_in_private(config: SluiceConfig) -> None:

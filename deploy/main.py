@@ -5,12 +5,18 @@ Holds only ``main``: Ray pickles classes of ``__main__`` by value, so none may l
 
 import sys
 
-from deploy.cli.parser import run
+EXIT_INTERRUPTED = 130
 
 
 def main() -> int:
     """Run the command line and return its exit code."""
-    return run(sys.argv[1:])
+    try:
+        # Imported here: Ctrl-C amid the imports, which take a second, is no error to be shown.
+        from deploy.cli.parser import run  # noqa: PLC0415
+
+        return run(sys.argv[1:])
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
 
 
 if __name__ == "__main__":

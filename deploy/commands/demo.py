@@ -14,7 +14,7 @@ from core.errors import SluiceError
 from core.logs import set_up_logging
 from deploy.api_client import ApiClient
 from deploy.commands.demo_prompts import DEMO_PROMPTS, DemoPrompt
-from deploy.deployment import Deployment, StoppedEarly, running
+from deploy.deployment import Deployment, running
 from deploy.supervision.stop_signals import StopInterrupt
 
 REQUEST_TIMEOUT_S = 120.0
@@ -63,7 +63,7 @@ def run_demo(config: SluiceConfig) -> int:
                 console.print("\ninterrupted")
                 return EXIT_INTERRUPTED
             console.print(_table(results))
-    except StoppedEarly:
+    except StopInterrupt:
         console.print("stopped before it was ready")
         return EXIT_INTERRUPTED
     check_paths(results, config)

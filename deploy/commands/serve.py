@@ -4,9 +4,9 @@ from rich.console import Console
 
 from core.config import SluiceConfig
 from core.logs import set_up_logging
-from deploy.deployment import StoppedEarly, running
+from deploy.deployment import running
 from deploy.driver import tell
-from deploy.supervision.events import StopRequested
+from deploy.supervision.stop_signals import StopInterrupt
 
 
 def run_serve(config: SluiceConfig) -> int:
@@ -24,11 +24,9 @@ def run_serve(config: SluiceConfig) -> int:
             url = f"{deployment.url}/v1"
             tell(console, f"serving at {url} (Ctrl-C stops)", "serving", url)
             if config.deploy.lifetime == "detached":
-                console.print("it goes on by itself; sluice down stops it")
                 deployment.leave()
-                return 0
-            while not isinstance(deployment.next_event(), StopRequested):
-                pass
-    except StoppedEarly:
+            else:
+                deployment.wait_for_stop()
+    except StopInterrupt:
         console.print("stopped before it was ready")
     return 0

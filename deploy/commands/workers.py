@@ -4,20 +4,17 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 
 from core.config import SluiceConfig
 from core.errors import ConfigError
 from core.logs import set_up_logging
-from deploy.cluster.session import ray_session
 from deploy.config.watch import ConfigWatch
-from deploy.driver import findable, not_ready, plan_of, refuse_detached_in_private, tell
-from deploy.model_source import resolve_model
-from deploy.supervision.events import EventQueue, StopRequested
+from deploy.driver import Driver, driving, refuse_detached_in_private
 from deploy.supervision.shortage import RoomWatch
-from deploy.supervision.stop_signals import StopSignals
-from deploy.supervision.supervisor import Supervisor
+from deploy.supervision.stop_signals import StopInterrupt
 
 log = logging.getLogger(__name__)
 
@@ -47,33 +44,25 @@ def run_workers_command(
     check(config, file, watch=watch)
     set_up_logging(config.log_level, worker="deploy", role="deploy", log_format=config.log_format)
     console = Console(stderr=True, quiet=config.log_format == "json")
-    model = resolve_model(config.model.model, config.model.revision)
-    events = EventQueue()
-    signals = StopSignals(events)
     follower = ConfigWatch(file, load) if watch and file is not None else None
-    with signals.installed(), ray_session(config.deploy) as session:
-        signals.install()
-        plan = plan_of(config, model, session, own_router=False)
-        supervisor = Supervisor(plan, events, private=session.private)
-        is_left = False
-        try:
-            is_left = _start(supervisor, config, console)
-            with findable(config.deploy.name, session):
-                if follower is not None:
-                    console.print(f"following {file} (Ctrl-C stops)")
-                    # Also when it ends by an error, such as a controller that stays down.
-                    is_left = config.deploy.lifetime == "detached"
-                    _follow(supervisor, follower, session.on_new_process)
-                else:
-                    is_left |= _run(supervisor, config, console, session.on_new_process)
-        finally:
-            if is_left:
-                console.print("the workers go on by themselves; sluice down stops them")
-                supervisor.leave()
+    try:
+        with driving(config, console, own_router=False) as driver:
+            is_detached = config.deploy.lifetime == "detached"
+            # One that ran before goes on, whatever happens here.
+            driver.is_left = _has_resumed(driver, console)
+            if follower is not None:
+                console.print(f"following {file} (Ctrl-C stops)")
+                # Also when it ends by an error, such as a controller that stays down.
+                driver.is_left |= is_detached
+                _follow(driver, follower)
+            _wait_until_ready(driver, config)
+            console.print("all workers are ready", highlight=False)
+            if is_detached:
+                driver.is_left = True
             else:
-                tell(console, "stopping ...", "stopping")
-                supervisor.stop()
-                tell(console, "stopped", "stopped")
+                driver.wait_for_stop()
+    except StopInterrupt:
+        pass
     return 0
 
 
@@ -98,57 +87,52 @@ def check(config: SluiceConfig, file: Path | None, *, watch: bool) -> None:
     refuse_detached_in_private(config)
 
 
-def _start(supervisor: Supervisor, config: SluiceConfig, console: Console) -> bool:
-    """Return whether the deployment ran before: then it goes on, whatever happens here."""
-    if config.deploy.lifetime == "detached" and supervisor.resume():
-        console.print(f"deployment {config.deploy.name!r} runs already")
+def _has_resumed(driver: Driver, console: Console) -> bool:
+    """Start the deployment, or take over one that runs already, and return whether it does."""
+    deploy = driver.plan.deploy
+    if deploy.lifetime == "detached" and driver.supervisor.resume():
+        console.print(f"deployment {deploy.name!r} runs already")
         return True
-    counts = f"{config.deploy.prefill} prefill, {config.deploy.decode} decode"
+    counts = f"{deploy.prefill} prefill, {deploy.decode} decode"
     console.print(f"starting {counts} worker(s) ...", highlight=False)
-    supervisor.start()
+    driver.start()
     return False
 
 
-def _follow(supervisor: Supervisor, watch: ConfigWatch, on_new_process: Callable[[], None]) -> None:
-    supervisor.is_ready = True  # no worker's failure ends the rest: a change may mend it
+def _wait_until_ready(driver: Driver, config: SluiceConfig) -> None:
+    """Return once there are as many ready workers as ``config`` says.
+
+    Raises:
+        ConfigError: a deployment that was taken over cannot go by ``config``.
+        SluiceError: as ``Driver.wait_until_ready``.
+    """
+    wanted = sum(config.deploy.counts.values())
+
+    def is_ready() -> bool:
+        states = [row.state for row in driver.supervisor.services()]
+        return states.count("ready") >= wanted
+
+    if driver.is_left and (refusal := driver.supervisor.apply(config)):
+        raise ConfigError(refusal)
+    driver.wait_until_ready(is_ready, lambda: "workers still load", LOOK_S / 4)
+
+
+def _follow(driver: Driver, watch: ConfigWatch) -> NoReturn:
+    """Apply what changes in the file until a stop is asked for.
+
+    Raises:
+        StopInterrupt: it is.
+        SluiceError: the controller is gone for good.
+    """
+    driver.supervisor.is_ready = True  # no worker's failure ends the rest: a change may mend it
     look_at = time.monotonic()
     room = RoomWatch(look_at)
-    while True:
-        event = supervisor.next_event(max(look_at - time.monotonic(), 0.0))
-        if isinstance(event, StopRequested):
-            return
-        if event is not None:
-            on_new_process()
-        if time.monotonic() >= look_at:
-            watch.look(supervisor.apply)
+    with driver.interruptible():
+        while True:
+            driver.next_event(max(look_at - time.monotonic(), 0.0))
+            if time.monotonic() < look_at:
+                continue
+            watch.look(driver.supervisor.apply)
             look_at = time.monotonic() + LOOK_S
-            if reason := room.look(look_at, supervisor.waits):
+            if reason := room.look(look_at, driver.supervisor.waits):
                 log.warning("event=waits_for_room reason=%s", reason)
-
-
-def _run(
-    supervisor: Supervisor,
-    config: SluiceConfig,
-    console: Console,
-    on_new_process: Callable[[], None],
-) -> bool:
-    """Return, with whether they go on, when the workers were told to stop or can be left."""
-    if refusal := supervisor.apply(config):
-        raise ConfigError(refusal)
-    deadline = time.monotonic() + config.deploy.start_timeout_s
-    while True:
-        event = supervisor.next_event(None if supervisor.is_ready else LOOK_S / 4)
-        if isinstance(event, StopRequested):
-            return False
-        if event is not None:
-            on_new_process()
-        if supervisor.is_ready:
-            continue
-        states = [row.state for row in supervisor.services()]
-        if states.count("ready") >= sum(config.deploy.counts.values()):
-            supervisor.is_ready = True
-            console.print("all workers are ready", highlight=False)
-            if config.deploy.lifetime == "detached":
-                return True
-        elif time.monotonic() > deadline:
-            raise not_ready(config.deploy, supervisor.waits() or "workers still load")

@@ -21,7 +21,7 @@ from deploy.supervision.control_loop import ControlLoop, Row
 from deploy.supervision.events import Event
 from deploy.supervision.fleet import Fleet
 from deploy.supervision.sentinel import outlive_not
-from deploy.supervision.wanted import Beginning, WantedStore
+from deploy.supervision.wanted import Beginning, StoppedMeanwhileError, Wanted, WantedStore
 from deploy.supervision.watchdog import watch
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,8 @@ STALL_LIMIT_S = 180.0
 """The thread that acts hangs if it gets nothing done for so long. One thing is at worst two calls
 to Ray's control service, to find a name and to take it; Ray gives each up after 60 s."""
 EXIT_CRASHED = 1
+END_TIMEOUT_S = 10.0
+"""For Ray to end this process as it was told."""
 
 
 class Controller:
@@ -50,7 +52,7 @@ class Controller:
         die_with_parent()
         own_id = ray.get_runtime_context().get_actor_id()
         self._store = WantedStore(namespace, beginning, own_id)
-        wanted = self._store.begin()
+        wanted = self._begun()
         self._store.count_start()
         plan = wanted.plan
         set_up_logging(plan.log_level, worker=NAME, role="deploy", log_format=plan.log_format)
@@ -103,6 +105,15 @@ class Controller:
             log.exception("event=crashed service=%s", NAME)
             logging.shutdown()
             _crash()  # a thread's end would leave an actor that only seems to be one
+
+    def _begun(self) -> Wanted:
+        """Return what to begin with, or end unheard: Ray prints what a constructor raises."""
+        try:
+            return self._store.begin()
+        except StoppedMeanwhileError:
+            self._end()
+            threading.Event().wait(END_TIMEOUT_S)
+            raise
 
     def _end(self) -> None:
         """For good, though Ray is told to start it anew after a death. No key stays behind."""

@@ -3,6 +3,7 @@
 from typing import Any
 
 import ray
+from ray._private import state
 from ray.actor import ActorHandle
 from ray.util import list_named_actors
 
@@ -28,6 +29,12 @@ def services_of(namespace: str) -> dict[str, Any]:
     names = {actor["name"] for actor in actors if actor["namespace"] == namespace}
     found = {name: find(name, namespace) for name in sorted(names - {CONTROLLER})}
     return {name: actor for name, actor in found.items() if actor is not None}
+
+
+def is_up(actor: ActorHandle[Any]) -> bool:
+    """Return whether ``actor`` has been placed and its process answers calls."""
+    found = state.actors(actor._actor_id.hex())  # noqa: SLF001 - no public name
+    return found.get("State") == "ALIVE"
 
 
 def find(name: str, namespace: str) -> ActorHandle[Any] | None:

@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM: the first asks for a stop, the second ends everything at once."""
+"""Ctrl-C and SIGTERM: the first asks for a stop, the second ends everything at once.
+
+The first does, too, while there is nothing to be stopped in order.
+"""
 
 import os
 import signal
@@ -12,12 +15,16 @@ from deploy.cluster.processes import kill_processes, with_descendants
 from deploy.cluster.reaper import is_reaper
 from deploy.supervision.events import EventQueue, StopRequested
 
-EXIT_KILLED = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+EXIT_BY_SIGNAL = 128
+"""Plus its number, as shells tell it."""
 
 
-class StopInterrupt(Exception):  # noqa: N818 - not an error, but the way out of a wait
-    """A stop signal came inside ``StopSignals.interrupting``."""
+class StopInterrupt(BaseException):
+    """A stop was asked for, by Ctrl-C, SIGTERM or a command.
+
+    No ``Exception``, as ``KeyboardInterrupt`` is none: what goes on after any must not miss it.
+    """
 
 
 class StopSignals:
@@ -28,6 +35,7 @@ class StopSignals:
         self.received = False
         """Whether a stop was asked for."""
         self._interrupts = False
+        self._ends_all = False
 
     @contextmanager
     def installed(self) -> Generator[None]:
@@ -41,7 +49,10 @@ class StopSignals:
                 signal.signal(number, handler)
 
     def install(self) -> None:
-        """Handle the signals from now on. Again after ``ray.init``, which takes SIGTERM."""
+        """Handle the signals from now on.
+
+        Again when Ray is up: it calls the former handler of SIGTERM, and aborts 3 s later.
+        """
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
 
@@ -52,17 +63,37 @@ class StopSignals:
         Raises:
             StopInterrupt: a signal came, inside the block or before it.
         """
-        if self.received:
-            raise StopInterrupt
+        self._raise_if_received()
         self._interrupts = True
         try:
             yield
         finally:
             self._interrupts = False
+        self._raise_if_received()  # Python drops what a handler raises amid a finalizer
 
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+    @contextmanager
+    def ending_all(self) -> Generator[None]:
+        """Let the first stop signal inside the ``with`` block end this process and all below it.
+
+        For what cannot be left in the middle, and has nothing yet that must be stopped in order.
+
+        Raises:
+            StopInterrupt: a signal came before the block.
+        """
+        self._raise_if_received()
+        self._ends_all = True
+        try:
+            yield
+        finally:
+            self._ends_all = False
+
+    def _raise_if_received(self) -> None:
         if self.received:
-            _kill_everything()
+            raise StopInterrupt
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self.received or self._ends_all:
+            _kill_everything(EXIT_BY_SIGNAL + number)
         self.received = True
         # SimpleQueue.put is reentrant, so a handler may call it.
         self._events.put(StopRequested())
@@ -70,8 +101,8 @@ class StopSignals:
             raise StopInterrupt
 
 
-def _kill_everything() -> None:
+def _kill_everything(code: int) -> None:
     """SIGKILL every process below this one and leave; the reaper alone stays, and cleans up."""
     children = psutil.Process().children()
     kill_processes(with_descendants(c for c in children if not is_reaper(c)))
-    os._exit(EXIT_KILLED)
+    os._exit(code)

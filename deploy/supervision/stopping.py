@@ -10,12 +10,14 @@ from ray.exceptions import RayError
 
 from deploy.cluster.ray_errors import last_line
 from deploy.supervision import wanted
-from deploy.supervision.lookup import find_controller, services_of
+from deploy.supervision.lookup import find_controller, is_up, services_of
 
 log = logging.getLogger(__name__)
 
 HALT_SHARE = 0.25
 """Of the time to stop: for the controller to end what it does. A frozen one is killed amid it."""
+LOOK_TIMEOUT_S = 1.0
+"""For fetching an answer that is there."""
 
 
 def stop_all(namespace: str, grace_s: float, *, of: ActorHandle[Any] | None = None) -> None:
@@ -34,12 +36,14 @@ def stop_all(namespace: str, grace_s: float, *, of: ActorHandle[Any] | None = No
         return
     if controller is not None:
         wanted.forbid(namespace, controller._actor_id.hex())  # noqa: SLF001 - no public name
-        _halt(controller, grace_s * HALT_SHARE)
+        # One that has stored nothing yet finds itself forbidden, and starts nothing.
+        if wanted.is_stored(namespace):
+            _halt(controller, grace_s * HALT_SHARE)
     start = wanted.start_id(namespace)  # before the name is free for another one
     if controller is not None:
         ray.kill(controller, no_restart=True)
     wanted.clear(namespace, start)  # at once: who stops may be killed while services end
-    services = services_of(namespace)
+    services = _with_process(services_of(namespace))
     for service in services.values():
         service.expect_stop.remote()
     # The router first: it ends what is pending, and does not take the workers' end for a loss.
@@ -59,16 +63,41 @@ def _halt(controller: ActorHandle[Any], timeout_s: float) -> None:
         log.debug("event=not_halted reason=%s", last_line(error))
 
 
+def _with_process(services: dict[str, Any]) -> dict[str, Any]:
+    """Kill what waits for room, or for its process to be up, and return the others."""
+    up = {name: actor for name, actor in services.items() if is_up(actor)}
+    for name, actor in services.items():
+        if name not in up:
+            ray.kill(actor, no_restart=True)
+    return up
+
+
 def _stop_some(services: dict[str, Any], deadline: float) -> None:
+    """Have ``services`` end by themselves until ``deadline``; kill what does not serve yet.
+
+    What loads a model hears of no stop before it has, and has nothing to finish.
+    """
     for service in services.values():
         service.stop.remote()
-    ends = {
-        service.wait_end.remote(max(deadline - time.monotonic(), 0.1)): name
-        for name, service in services.items()
-    }
-    if not ends:
-        return
-    left_s = max(deadline - time.monotonic(), 0.0)
-    _, late = ray.wait(list(ends), num_returns=len(ends), timeout=left_s, fetch_local=False)
+    looks = {service.health.remote(): service for service in services.values()}
+    left_s = max(deadline - time.monotonic(), 0.1)
+    ends = {service.wait_end.remote(left_s): name for name, service in services.items()}
+    pending = [*looks, *ends]
+    while late := ends.keys() & set(pending):
+        left_s = max(deadline - time.monotonic(), 0.0)
+        done, pending = ray.wait(pending, num_returns=1, timeout=left_s, fetch_local=False)
+        if not done:
+            break
+        for look in looks.keys() & set(done):
+            if _is_starting(look):
+                ray.kill(looks[look], no_restart=True)
     for call in late:
         log.warning("event=killed service=%s reason=did not stop in time", ends[call])
+
+
+def _is_starting(look: ray.ObjectRef[Any]) -> bool:
+    """Return what a service has answered when asked for its health."""
+    try:
+        return ray.get(look, timeout=LOOK_TIMEOUT_S).state == "starting"
+    except RayError:
+        return False  # it has ended meanwhile

@@ -29,6 +29,10 @@ STOPPED_CONTROLLER = b"stopped"
 """Key of the id of the controller that was told to stop last."""
 
 
+class StoppedMeanwhileError(RuntimeError):
+    """The deployment was stopped before its controller had begun; nothing of it is stored."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """All that a new controller must know."""
@@ -77,14 +81,14 @@ class WantedStore:
         stored.
 
         Raises:
-            RuntimeError: the deployment was stopped meanwhile; nothing of it is stored.
+            StoppedMeanwhileError: as said there.
         """
         before = start_id(self._namespace)
         is_first = before != self._beginning.start_id
         wanted = self._beginning.wanted if is_first else None
         wanted = wanted or recall(self._namespace)
         if wanted is None:
-            raise RuntimeError("nothing is stored any more: its deployment was stopped meanwhile")
+            raise StoppedMeanwhileError("nothing is stored any more: it was stopped meanwhile")
         if is_first:
             self.put(wanted)
             _delete(self._namespace, START_TIMES)
@@ -93,7 +97,7 @@ class WantedStore:
         # After the storing: a stop that comes later finds what was stored, one before is seen here.
         if is_forbidden(self._namespace, self._controller_id):
             self.wipe()
-            raise RuntimeError("its deployment is being stopped")
+            raise StoppedMeanwhileError("its deployment is being stopped")
         return wanted
 
     def count_start(self) -> None:

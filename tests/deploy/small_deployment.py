@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import sys
+import threading
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -34,6 +35,8 @@ from deploy.supervision.service_names import role_of  # noqa: E402
 from deploy.supervision.stop_signals import StopSignals  # noqa: E402
 from deploy.supervision.supervisor import Supervisor  # noqa: E402
 
+LOADING_S = 600.0
+
 
 @dataclass(frozen=True)
 class IdleService:
@@ -51,6 +54,8 @@ class IdleService:
         return role_of(self.name)
 
     async def run(self, lifecycle: Lifecycle) -> None:
+        if self.behaviour == "load":
+            threading.Event().wait(LOADING_S)  # its event loop hears nothing meanwhile
         if self.behaviour == "misconfigured":
             raise ConfigError("cache.num_blocks: none fits")
         if self.behaviour == "crash":
@@ -84,7 +89,8 @@ class IdlePlan:
         index = 0 if role == "router" else 1 + int(name.rpartition("-")[2])
         behaviour = self.behaviours[index] if index < len(self.behaviours) else "obey"
         service = IdleService(name, behaviour, revision=self.revision_of_all)
-        return Launch(service, Bundle({}), self.environment)
+        asked = {"none": 1.0} if behaviour == "no_room" else {}
+        return Launch(service, Bundle(asked), self.environment)
 
     def updated(self, config: str) -> "IdlePlan":
         return replace(self, revision_of_all=config)
@@ -99,7 +105,7 @@ def main() -> int:
     events = EventQueue()
     signals = StopSignals(events)
     plan = IdlePlan(tuple(sys.argv[1:] or ["obey", "obey", "obey"]))
-    with signals.installed(), ray_session(CONFIG) as session:
+    with signals.installed(), ray_session(CONFIG, signals.ending_all) as session:
         signals.install()
         supervisor = Supervisor(plan, events, private=True)
         try:

@@ -13,6 +13,7 @@ from deploy.supervision.wanted import (
     MAX_STARTS,
     STARTS_WINDOW_S,
     Beginning,
+    StoppedMeanwhileError,
     Wanted,
     WantedStore,
     clear,
@@ -85,7 +86,7 @@ def test_a_controller_that_is_killed_before_it_began_leaves_nothing(
     kept: dict[bytes, bytes],
 ) -> None:
     forbid(SPACE, "controller of late")
-    with pytest.raises(RuntimeError, match="is being stopped"):
+    with pytest.raises(StoppedMeanwhileError, match="is being stopped"):
         store_of("late").begin()
     assert not is_stored(SPACE)
     assert not any(b"wanted" in key for key in kept)
@@ -109,7 +110,7 @@ def test_one_that_takes_over_goes_on_with_what_is_stored_as_a_start_of_its_own()
 def test_one_that_takes_over_finds_nothing_once_the_deployment_was_stopped() -> None:
     store_of("first").begin()
     clear(SPACE, start_id(SPACE))
-    with pytest.raises(RuntimeError, match="its deployment was stopped meanwhile"):
+    with pytest.raises(StoppedMeanwhileError, match="it was stopped meanwhile"):
         store_of("over", Beginning(None)).begin()
 
 
