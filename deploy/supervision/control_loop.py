@@ -41,7 +41,7 @@ HALT_WAIT_S = 60.0
 
 
 class Services(Protocol):
-    """What acts on the services: see ``Fleet``. Only the thread that calls ``step`` does."""
+    """What acts on the services: see ``RayServices``. Only the thread that calls ``step`` does."""
 
     @property
     def revisions(self) -> Mapping[str, str]:

@@ -19,7 +19,7 @@ from core.messages import Role
 from core.parent import die_with_parent
 from deploy.supervision.control_loop import ControlLoop, Row
 from deploy.supervision.events import Event
-from deploy.supervision.fleet import Fleet
+from deploy.supervision.ray_services import RayServices
 from deploy.supervision.sentinel import outlive_not
 from deploy.supervision.wanted import Beginning, StoppedMeanwhileError, Wanted, WantedStore
 from deploy.supervision.watchdog import watch
@@ -56,9 +56,9 @@ class Controller:
         self._store.count_start()
         plan = wanted.plan
         set_up_logging(plan.log_level, worker=NAME, role="deploy", log_format=plan.log_format)
-        fleet = Fleet(namespace, sentinel)
-        fleet.adopt(wanted.revisions)
-        self._loop = ControlLoop(wanted, fleet, self._store.put)
+        services = RayServices(namespace, sentinel)
+        services.adopt(wanted.revisions)
+        self._loop = ControlLoop(wanted, services, self._store.put)
         if sentinel is not None:
             outlive_not(sentinel, self._end)
         acting = threading.Thread(target=self._run, name=NAME, daemon=True)

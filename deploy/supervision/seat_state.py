@@ -1,6 +1,6 @@
 """The states of a seat, which is the place of one service under its name. Pure, and total.
 
-Every event that the fleet's calls into Ray can bring is decided in every state: in ``TRANSITIONS``,
+Every event that the calls into Ray can bring is decided in every state: in ``TRANSITIONS``,
 or in ``IMPOSSIBLE``, which names what only a bug of ours can ask for.
 
               FOUND                        HEARD_...

@@ -82,7 +82,7 @@ class _Seat:
         self.health_call = self.end_call = self.identity_call = None
 
 
-class Fleet:
+class RayServices:
     """All services of one namespace. One thread calls it."""
 
     def __init__(

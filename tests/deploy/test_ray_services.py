@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from core.messages import DesiredWorkers
-from deploy.supervision import fleet
+from deploy.supervision import ray_services
 from deploy.supervision.actors import ServiceActor
 from deploy.supervision.controller import Controller
-from deploy.supervision.fleet import Fleet
+from deploy.supervision.ray_services import RayServices
 from tests.deploy.ray_cluster import HEAD, said_on_a_cluster
 
 PROGRAM = f"""
@@ -24,36 +24,36 @@ import json, sys, time
 from tests.deploy.small_deployment import IdlePlan
 import ray
 from core.messages import DesiredWorkers
-from deploy.supervision.fleet import Fleet
+from deploy.supervision.ray_services import RayServices
 
 ray.init(sys.argv[1], logging_level="ERROR", log_to_driver=False, _node_ip_address={HEAD!r})
 wanted = DesiredWorkers(0, 0, 1)
-fleet = Fleet("seats")
+services = RayServices("seats")
 said = {{}}
 
-def wait_for(fleet, state):
+def wait_for(services, state):
     seen = []
     while not seen or seen[-1] != state:
-        fleet.start_waiting()
-        now = fleet.observe(0.5, wanted)["decode-0"].state
+        services.start_waiting()
+        now = services.observe(0.5, wanted)["decode-0"].state
         if seen[-1:] != [now]:
             seen.append(now)
     return seen
 
 def start(behaviour):
     plan = IdlePlan(("obey", behaviour))
-    fleet.start("decode-0", "decode", "a", plan.launch("decode", "decode-0"))
+    services.start("decode-0", "decode", "a", plan.launch("decode", "decode-0"))
 
 start("crash")
-said["crashed"] = wait_for(fleet, "dead")
-said["died"] = [event.reason for event in fleet.take_events() if hasattr(event, "reason")]
+said["crashed"] = wait_for(services, "dead")
+said["died"] = [event.reason for event in services.take_events() if hasattr(event, "reason")]
 start("misconfigured")
-said["refused"] = wait_for(fleet, "refused")
+said["refused"] = wait_for(services, "refused")
 start("obey")
-said["anew"] = wait_for(fleet, "ready")
-said["told"] = [type(event).__name__ for event in fleet.take_events()]
+said["anew"] = wait_for(services, "ready")
+said["told"] = [type(event).__name__ for event in services.take_events()]
 
-other = Fleet("seats")
+other = RayServices("seats")
 other.adopt({{"decode-0": "a", "decode-1": "a"}})
 said["missed"] = other._observed("decode-1", other._seats["decode-1"]).state
 said["adopted"] = [other._observed("decode-0", other._seats["decode-0"]).state]
@@ -149,9 +149,9 @@ def test_silence_counts_only_while_somebody_listens(
         now += waits_s if timeout else 0.0
         return [], []
 
-    monkeypatch.setattr(fleet.ray, "wait", wait)
-    monkeypatch.setattr(fleet.ray, "get_actor", lambda *_name, **_where: Frozen())
-    services = Fleet("frozen", clock=lambda: now)
+    monkeypatch.setattr(ray_services.ray, "wait", wait)
+    monkeypatch.setattr(ray_services.ray, "get_actor", lambda *_name, **_where: Frozen())
+    services = RayServices("frozen", clock=lambda: now)
     services.adopt({"decode-0": "a"})
     heard: list[float] = []
     for _ in silences:
@@ -160,10 +160,10 @@ def test_silence_counts_only_while_somebody_listens(
     assert heard == silences
 
 
-def test_a_fleet_without_services_waits_instead_of_looking_again_and_again(
+def test_without_services_it_waits_instead_of_looking_again_and_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(fleet.time, "sleep", waits.append)
-    assert Fleet("nobody").observe(1.0, DesiredWorkers(0, 0, 1)) == {}
+    monkeypatch.setattr(ray_services.time, "sleep", waits.append)
+    assert RayServices("nobody").observe(1.0, DesiredWorkers(0, 0, 1)) == {}
     assert waits == [1.0]
