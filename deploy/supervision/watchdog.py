@@ -69,7 +69,8 @@ def watch(
 
 def stack_of(thread: Thread) -> str:
     """Return where ``thread`` stands: ``file:line:function;...``, the innermost last; no space."""
-    frame = sys._current_frames().get(thread.ident or 0)  # noqa: SLF001 - documented
+    frames = sys._current_frames()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - documented
+    frame = frames.get(thread.ident or 0)
     stack = traceback.extract_stack(frame)[-MAX_FRAMES:] if frame is not None else []
     return ";".join(f"{PurePath(at.filename).name}:{at.lineno}:{at.name}" for at in stack)
 
