@@ -4,6 +4,7 @@ They go through Ray and not the API: whoever may start processes on the cluster 
 runs there, and a client of the API may not.
 """
 
+import shlex
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from core.messages import Role
 from deploy.cluster.environment import named_cluster, prepare_asking_environment
 from deploy.cluster.reach import cluster_started_here, joined
 from deploy.run_file import find_session
+from deploy.supervision.outcome import Outcome, Refused, Unchanged
 
 CALL_TIMEOUT_S = 30.0
 
@@ -29,18 +31,21 @@ def run_scale(
     """
     if not counts and not roles:
         raise ConfigError("say what to change: prefill=N, decode=N or --role WORKER=ROLE")
-    return _ask(name, address, lambda controller: controller.scale.remote(counts, roles))
+    _ask(name, address, lambda controller: controller.scale.remote(counts, roles))
+    return 0
 
 
 def run_update(name: str, address: str | None, config: SluiceConfig) -> int:
-    """Replace all workers, few at a time, by such that run by ``config``.
+    """Replace all workers, few at a time, by such that run by ``config``, and say how to undo it.
 
     Raises:
         ConfigError: there is no such deployment, or it cannot be so.
     """
-    done = _ask(name, address, lambda controller: controller.update.remote(config))
-    sys.stdout.write(f"sluice update --undo --name {name} takes it back\n")
-    return done
+    if _ask(name, address, lambda controller: controller.update.remote(config)):
+        where = [] if address is None else ["--address", address]
+        undo = shlex.join(["sluice", "update", "--undo", "--name", name, *where])
+        sys.stdout.write(f"{undo} takes it back\n")
+    return 0
 
 
 def run_undo(name: str, address: str | None) -> int:
@@ -49,7 +54,8 @@ def run_undo(name: str, address: str | None) -> int:
     Raises:
         ConfigError: there is no such deployment, or no such update.
     """
-    return _ask(name, address, lambda controller: controller.undo.remote())
+    _ask(name, address, lambda controller: controller.undo.remote())
+    return 0
 
 
 def run_down(name: str, address: str | None, *, grace_s: float) -> int:
@@ -66,7 +72,16 @@ def run_down(name: str, address: str | None, *, grace_s: float) -> int:
     return 0
 
 
-def _ask(name: str, address: str | None, call: Callable[[Any], Any]) -> int:
+def _ask(name: str, address: str | None, call: Callable[[Any], Any]) -> bool:
+    """Have the controller do what ``call`` asks, and say what becomes of it.
+
+    Returns:
+        Whether it changes anything.
+
+    Raises:
+        ConfigError: there is no such deployment, or the controller has refused it.
+        SluiceError: the controller does not answer.
+    """
     with _found(name, address) as (controller, _):
         if controller is None:
             raise SluiceError(
@@ -76,15 +91,18 @@ def _ask(name: str, address: str | None, call: Callable[[Any], Any]) -> int:
         from ray.exceptions import RayError  # noqa: PLC0415
 
         try:
-            refusal = ray.get(call(controller), timeout=CALL_TIMEOUT_S)
+            outcome: Outcome = ray.get(call(controller), timeout=CALL_TIMEOUT_S)
         except RayError as error:
             raise SluiceError(f"the controller of {name!r} does not answer; try again") from error
-    if refusal is not None:
-        raise ConfigError(refusal)
+    if isinstance(outcome, Refused):
+        raise ConfigError(outcome.reason)
+    if isinstance(outcome, Unchanged):
+        sys.stdout.write(f"{name}: unchanged; it goes by this config already\n")
+        return False
     sys.stdout.write(
         f"{name}: taken; sluice status shows it being carried out, and who cannot start and why\n"
     )
-    return 0
+    return True
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from deploy.supervision.desired import (
 from deploy.supervision.event_log import EventLog
 from deploy.supervision.events import Event, GaveUp, ProcessDied, ProcessStarted, ServiceEnded
 from deploy.supervision.launch import Launch, Plan
+from deploy.supervision.outcome import Outcome, Refused, Taken, Unchanged
 from deploy.supervision.reconciler import Reconciler
 from deploy.supervision.scaling import rebased, scaled
 from deploy.supervision.trouble import Troubles
@@ -140,11 +141,10 @@ class ControlLoop:
             Row(s.name, s.role, s.state, s.revision) for s in sorted(seen, key=lambda s: s.name)
         ]
 
-    def scale(self, counts: Mapping[Role, int], roles: Mapping[str, Role]) -> str | None:
+    def scale(self, counts: Mapping[Role, int], roles: Mapping[str, Role]) -> Outcome:
         """Want ``counts`` of the roles, and the named workers in other roles.
 
-        Returns:
-            None once it is stored, or why it cannot be.
+        Said again, it gives those that stay down new chances: it is never ``Unchanged``.
         """
         with self._lock:
             try:
@@ -152,58 +152,49 @@ class ControlLoop:
                     self._desired, self._observed, counts, roles, self._plan.revision
                 )
             except ConfigError as error:
-                return str(error)
+                return Refused(str(error))
         self._want()
-        return None
+        return Taken()
 
-    def update(self, config: SluiceConfig) -> str | None:
-        """Replace all workers, few at a time, by such that run by ``config``.
-
-        Returns:
-            None once it is stored, or why it cannot be.
-        """
+    def update(self, config: SluiceConfig) -> Outcome:
+        """Replace all workers, few at a time, by such that run by ``config``."""
         return self._rebase(config, {})
 
-    def apply(self, config: SluiceConfig) -> str | None:
-        """As ``update``, and want as many workers as ``config`` says. Without a change, no more.
-
-        Returns:
-            None once it is stored, or why it cannot be.
-        """
+    def apply(self, config: SluiceConfig) -> Outcome:
+        """As ``update``, and want as many workers as ``config`` says."""
         return self._rebase(
             config, {"prefill": config.deploy.prefill, "decode": config.deploy.decode}
         )
 
-    def _rebase(self, config: SluiceConfig, counts: Mapping[Party, int]) -> str | None:
+    def _rebase(self, config: SluiceConfig, counts: Mapping[Party, int]) -> Outcome:
         with self._lock:
             try:
                 plan = self._plan.updated(config)
                 desired = rebased(self._desired, counts, plan.revision)
             except ConfigError as error:
-                return str(error)
+                return Refused(str(error))
             if (plan, desired.targets) == (self._plan, self._desired.targets):
-                return None
+                return Unchanged()
             if plan != self._plan:
                 self._plan, self._plan_before = plan, self._plan
             self._desired = desired
         self._want()
-        return None
+        return Taken()
 
-    def undo(self) -> str | None:
+    def undo(self) -> Outcome:
         """Go by the config before the last update that changed it; done twice, by that update's.
 
         The numbers of workers stay as they are wanted now.
-
-        Returns:
-            None once it is stored, or why it cannot be.
         """
         with self._lock:
             if self._plan_before is None:
-                return "nothing to take back: no update has changed the config since the start"
+                return Refused(
+                    "nothing to take back: no update has changed the config since the start"
+                )
             self._plan, self._plan_before = self._plan_before, self._plan
             self._desired = rebased(self._desired, {}, self._plan.revision)
         self._want()
-        return None
+        return Taken()
 
     def _want(self) -> None:
         desired = self._store().desired

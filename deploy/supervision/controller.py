@@ -19,6 +19,7 @@ from core.messages import Role
 from core.parent import die_with_parent
 from deploy.supervision.control_loop import ControlLoop, Row
 from deploy.supervision.events import Event
+from deploy.supervision.outcome import Outcome
 from deploy.supervision.ray_services import RayServices
 from deploy.supervision.sentinel import outlive_not
 from deploy.supervision.wanted import Beginning, StoppedMeanwhileError, Wanted, WantedStore
@@ -76,19 +77,19 @@ class Controller:
         """Return all services as last seen."""
         return self._loop.services()
 
-    def scale(self, counts: Mapping[Role, int], roles: Mapping[str, Role]) -> str | None:
+    def scale(self, counts: Mapping[Role, int], roles: Mapping[str, Role]) -> Outcome:
         """Want other numbers of workers, or workers in other roles."""
         return self._loop.scale(counts, roles)
 
-    def update(self, config: SluiceConfig) -> str | None:
+    def update(self, config: SluiceConfig) -> Outcome:
         """Replace all workers, few at a time, by such that run by ``config``."""
         return self._loop.update(config)
 
-    def undo(self) -> str | None:
+    def undo(self) -> Outcome:
         """Go by the config before the last update that changed it."""
         return self._loop.undo()
 
-    def apply(self, config: SluiceConfig) -> str | None:
+    def apply(self, config: SluiceConfig) -> Outcome:
         """As ``update``, and want as many workers as ``config`` says."""
         return self._loop.apply(config)
 

@@ -21,6 +21,7 @@ from deploy.supervision.controller import RemoteController
 from deploy.supervision.events import Event, EventQueue, GaveUp, ServiceEnded, StopRequested
 from deploy.supervision.launch import Plan
 from deploy.supervision.lookup import find, find_controller, namespace_of, services_of
+from deploy.supervision.outcome import Refused
 from deploy.supervision.sentinel import RemoteSentinel
 from deploy.supervision.service_names import role_of
 from deploy.supervision.shortage import shortage
@@ -223,9 +224,10 @@ class Supervisor:
             SluiceError: the controller does not answer.
         """
         try:
-            return ray.get(self._controller.apply.remote(config), timeout=CALL_TIMEOUT_S)
+            outcome = ray.get(self._controller.apply.remote(config), timeout=CALL_TIMEOUT_S)
         except RayError as error:
             raise SluiceError("the controller does not answer") from error
+        return outcome.reason if isinstance(outcome, Refused) else None
 
     def services(self) -> list[Row]:
         """Return all services as the controller last saw them; none while it does not answer."""

@@ -18,6 +18,7 @@ from tests.deploy.small_deployment import CONFIG, IdlePlan
 import ray
 from core.config import DeployConfig
 from deploy.supervision.events import EventQueue, ProcessDied, ProcessStarted
+from deploy.supervision.outcome import Taken
 from deploy.supervision.supervisor import Supervisor
 
 ray.init(sys.argv[1], logging_level="ERROR", log_to_driver=False, _node_ip_address={HEAD!r})
@@ -37,7 +38,7 @@ while len(pids) < 2:
         pids[event.name] = event.identity.pid
 first = dict(pids)
 new = CONFIG.model_copy(update={{"progress_timeout_s": 10.0, "stop_timeout_s": 9.0}})
-assert ray.get(supervisor._controller.update.remote(new), timeout=60) is None
+assert ray.get(supervisor._controller.update.remote(new), timeout=60) == Taken()
 while supervisor.services()[0].state != "ready":
     pass
 os.kill(pids["decode-0"], signal.SIGSTOP)

@@ -27,6 +27,7 @@ from deploy.supervision.events import (
     ServiceEnded,
 )
 from deploy.supervision.launch import Launch
+from deploy.supervision.outcome import Refused, Taken, Unchanged
 from deploy.supervision.placement import Bundle
 from deploy.supervision.wanted import Wanted, first_wanted
 
@@ -180,7 +181,7 @@ def test_commands_are_answered_while_a_start_stands_still(
 ) -> None:
     loop = world.loop
     with world.standing(world.fleet.gate, world.step):
-        assert answer(lambda: loop.scale({"decode": 3}, {})) is None
+        assert answer(lambda: loop.scale({"decode": 3}, {})) == Taken()
         assert world.wanted() == {"prefill": 1, "decode": 3}
         assert answer(loop.services) == []
         assert answer(lambda: loop.events(0, 0, 0.0))[1:] == (0, [])
@@ -230,9 +231,9 @@ def test_a_worker_that_was_named_while_a_drain_stands_still_changes_its_role_aft
     world.step()
     for name in list(fleet.seen):
         fleet.put(name, "ready")
-    assert loop.scale({"prefill": 0}, {}) is None
+    assert loop.scale({"prefill": 0}, {}) == Taken()
     with world.standing(fleet.gate, world.step):
-        assert answer(lambda: loop.scale({}, {"decode-0": "prefill"})) is None
+        assert answer(lambda: loop.scale({}, {"decode-0": "prefill"})) == Taken()
     assert world.stored[-1].desired.leaving == {"decode-0": "prefill"}
     world.step()
     assert fleet.seen["decode-0"].state == "draining"
@@ -249,7 +250,7 @@ def test_a_worker_that_was_named_while_a_drain_stands_still_changes_its_role_aft
 def test_an_update_while_a_start_stands_still_replaces_that_worker_too(world: World) -> None:
     config = SluiceConfig.model_validate({"model": {"model": "b"}, "deploy": {"decode": 2}})
     with world.standing(world.fleet.gate, world.step):
-        assert answer(lambda: world.loop.apply(config)) is None
+        assert answer(lambda: world.loop.apply(config)) == Taken()
     assert set(world.fleet.revisions.values()) == {"a"}
     for _ in range(12):
         for name, seen in list(world.fleet.seen.items()):
@@ -268,15 +269,15 @@ def test_an_update_that_is_taken_back_is_the_config_before_with_the_numbers_of_n
 ) -> None:
     loop = world.loop
     assert "nothing to take back" in str(loop.undo())
-    assert loop.update(config_of("a")) is None
-    assert "nothing to take back" in str(loop.undo()), "that update changed nothing"
-    assert loop.update(config_of("b")) is None
-    assert loop.scale({"decode": 3}, {}) is None
-    assert loop.update(config_of("b")) is None
+    assert loop.update(config_of("a")) == Unchanged()
+    assert isinstance(loop.undo(), Refused), "that update changed nothing"
+    assert loop.update(config_of("b")) == Taken()
+    assert loop.scale({"decode": 3}, {}) == Taken()
+    assert loop.update(config_of("b")) == Unchanged()
 
     # When it is taken back, and again, then it goes back and forth; by a later controller, too
     for again, revision in enumerate(("a", "b", "a")):
-        assert loop.undo() is None
+        assert loop.undo() == Taken()
         assert world.wanted() == {"prefill": 1, "decode": 3}
         told = world.stored[-1]
         assert {target.revision for target in told.desired.targets.values()} == {revision}
@@ -293,7 +294,7 @@ def test_a_worker_that_no_update_can_start_is_told_to_all_with_the_reason_until_
     for name in list(fleet.seen):
         fleet.put(name, "ready")
     world.step()
-    assert loop.update(config_of("b")) is None
+    assert loop.update(config_of("b")) == Taken()
     world.step()
     assert fleet.seen["decode-2"].revision == "b"
     fleet.put("decode-2", "refused")
@@ -307,7 +308,7 @@ def test_a_worker_that_no_update_can_start_is_told_to_all_with_the_reason_until_
     assert after.edition > before.edition
     assert loop.events(0, 0, 0.0)[2][-1] == GaveUp("decode-2", reason)
 
-    assert loop.undo() is None
+    assert loop.undo() == Taken()
     for _ in range(3):
         world.step()
     assert fleet.seen.keys() == {"decode-0", "decode-1", "prefill-0"}
