@@ -262,13 +262,14 @@ class ControlLoop:
         match action:
             case Start(name, role, revision):
                 log.info("event=start service=%s revision=%s", name, revision)
+                self._troubles.start(action)
                 self._services.start(name, role, revision, plan.launch(role, name))
             case Drain(name):
                 log.info("event=drain service=%s", name)
                 self._services.drain(name)
             case Kill(name, reason):
                 log.warning("event=kill service=%s reason=%s", name, reason)
-                self._troubles.order(name, reason)
+                self._troubles.order(action)
                 self._services.kill(name)
             case Forget(name):
                 log.info("event=over service=%s", name)

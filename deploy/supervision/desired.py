@@ -6,8 +6,6 @@ from typing import Literal
 
 from core.messages import DesiredWorkers, Party
 
-NOT_WANTED = "not wanted any more"
-"""Why one that does not serve yet is killed when it is sent away."""
 State = Literal["pending", "adopted", "starting", "ready", "draining", "ended", "dead", "refused"]
 """``pending``: has not answered yet, such as for lack of room; ``adopted``: as that, but started by
 an earlier controller; ``ended``: as it was told; ``dead``: its process is gone; ``refused``: it
@@ -80,6 +78,8 @@ class Start:
     name: str
     role: Party
     revision: str
+    deaths: int = 0
+    """In a row before this start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,8 @@ class Kill:
 
     name: str
     reason: str
+    is_unwanted: bool = False
+    """It is sent away, and not started anew."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from collections.abc import Mapping
 
 from core.messages import Party
 from deploy.supervision.desired import (
-    NOT_WANTED,
     Action,
     Desired,
     Drain,
@@ -129,10 +128,12 @@ class Reconciler:
         ):
             self._kill(now, name, member, f"not drained after {limits.drain_timeout_s:.0f} s")
 
-    def _kill(self, now: float, name: str, member: Member, reason: str) -> None:
+    def _kill(
+        self, now: float, name: str, member: Member, reason: str, *, is_unwanted: bool = False
+    ) -> None:
         if member.condemned_at is None or now - member.condemned_at >= KILL_AGAIN_S:
             member.condemned_at = now
-            self._actions.append(Kill(name, reason))
+            self._actions.append(Kill(name, reason, is_unwanted))
 
     def _follow_up(self, now: float, name: str, desired: Desired) -> None:
         """Follow up the end of a service, and send away whom the operator named."""
@@ -177,7 +178,7 @@ class Reconciler:
     def _start(self, now: float, name: str, member: Member) -> None:
         member.state, member.in_state_since, member.retry_at = "pending", now, None
         member.condemned_at = None
-        self._actions.append(Start(name, member.role, member.revision))
+        self._actions.append(Start(name, member.role, member.revision, member.deaths))
 
     def _send_away(self, now: float, name: str) -> None:
         """Drain what serves; end at once what does not."""
@@ -193,7 +194,7 @@ class Reconciler:
         if member.state == "ready":
             self._actions.append(Drain(name))
         else:
-            self._kill(now, name, member, NOT_WANTED)
+            self._kill(now, name, member, "not wanted any more", is_unwanted=True)
 
     def _forget(self, name: str) -> None:
         del self._members[name]

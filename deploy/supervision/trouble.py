@@ -1,13 +1,14 @@
 """Who does not serve and why, in lines for an operator. Pure: the time comes in as an argument.
 
-A line is told from what has happened to a service until it serves, or is there no more. The end of
-what has been sent away is no trouble.
+A line is told from what has happened to a service and what was decided about it, until it serves,
+or is there no more. The end of what has been sent away is no trouble.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from core.messages.serving import MAX_TROUBLES
-from deploy.supervision.desired import NOT_WANTED, Observed
+from deploy.supervision.desired import Kill, Observed, Start
 from deploy.supervision.events import Event, GaveUp, ProcessDied, ProcessStarted, ServiceEnded
 
 MAX_LINE = 400
@@ -16,63 +17,75 @@ ROOM_WAIT_S = 30.0
 """What Ray has not placed for so long waits for room: a process of its own takes some seconds."""
 
 
+@dataclass(slots=True)
+class _Story:
+    """Of one service."""
+
+    line: str | None = None
+    """None: there is nothing to tell."""
+    reason: str | None = None
+    """What its last process ended of; None also once it serves."""
+    ordered: str | None = None
+    """Why the death was ordered of which it has not been heard yet."""
+    is_leaving: bool = False
+    waiting_since: float | None = None
+    """For room."""
+
+
 class Troubles:
     """Remembers the last reason of each service that has one."""
 
     def __init__(self, now: float) -> None:
         """Begin at ``now``, seconds since the epoch: a later controller's word is the newer."""
-        self._lines: dict[str, str] = {}
-        """By name, the oldest first."""
-        self._reasons: dict[str, str] = {}
-        self._num_deaths: dict[str, int] = {}
-        """Since it served."""
-        self._ordered: dict[str, str] = {}
-        """Why the death was ordered of whom it has not been heard yet."""
-        self._leaving: set[str] = set()
-        self._waiting_since: dict[str, float] = {}
+        self._stories: dict[str, _Story] = {}
+        """By name, those with the newest lines last."""
         self._told: tuple[str, ...] = ()
         self._edition = int(now)
 
     def is_ordered(self, name: str) -> bool:
         """Return whether the death of this one was ordered, so that it is no news."""
-        return name in self._ordered
+        return name in self._stories and self._stories[name].ordered is not None
 
-    def order(self, name: str, reason: str) -> None:
+    def order(self, kill: Kill) -> None:
         """Note that the end of its process is ordered."""
-        self._ordered[name] = reason
-        if reason == NOT_WANTED:
-            self._leaving.add(name)
+        story = self._story(kill.name)
+        story.ordered = kill.reason
+        story.is_leaving |= kill.is_unwanted
+
+    def start(self, start: Start) -> None:
+        """Note that it is started, or started anew."""
+        story = self._story(start.name)
+        if not start.deaths:
+            # What it refused, if anything, was another config.
+            story.line = story.reason = None
+            return
+        times = f" {start.deaths} times in a row" if start.deaths > 1 else ""
+        reason = story.ordered or story.reason
+        why = f": {reason}" if reason else ""
+        self._note(start.name, f"{start.name} died{times} and is started anew{why}")
 
     def forget(self, name: str) -> None:
         """Forget all of it: who has the name next is another one."""
-        self._drop_story(name)
-        self._ordered.pop(name, None)
-        self._waiting_since.pop(name, None)
-        self._leaving.discard(name)
-
-    def _drop_story(self, name: str) -> None:
-        for kept in (self._lines, self._reasons, self._num_deaths):
-            kept.pop(name, None)
+        self._stories.pop(name, None)
 
     def hear(self, event: Event) -> Event:
         """Note what has happened; return it, with the last reason where a service is given up."""
         match event:
             case ProcessDied(name, reason):
-                self._reasons[name] = reason = self._ordered.pop(name, reason)
-                self._num_deaths[name] = num = self._num_deaths.get(name, 0) + 1
-                times = f" {num} times in a row" if num > 1 else ""
-                self._note(name, f"{name} died{times} and is started anew: {reason}")
+                story = self._story(name)
+                story.reason, story.ordered = story.ordered or reason, None
             case ServiceEnded(name, error):
-                self._ordered.pop(name, None)
+                story = self._story(name)
+                story.ordered = None
                 if error is not None:
-                    self._reasons[name] = error
+                    story.reason = error
                     self._note(name, f"{name} refuses to start: {error}")
             case GaveUp(name, reason):
-                if name in self._reasons:
-                    event = GaveUp(name, _one_line(f"{reason}: {self._reasons[name]}"))
+                if (last := self._story(name).reason) is not None:
+                    event = GaveUp(name, _one_line(f"{reason}: {last}"))
                 self._note(name, f"{name} stays down: {event.reason}")
             case ProcessStarted(name, _):
-                self._ordered.pop(name, None)
+                self._story(name).ordered = None
             case _:
                 pass
         return event
@@ -84,32 +97,36 @@ class Troubles:
             now: Monotonic seconds.
             observed: All services by name.
         """
-        known = self._lines.keys() | self._reasons.keys() | self._ordered.keys()
-        known |= self._leaving | self._waiting_since.keys()
-        for name in known - observed.keys():
+        for name in self._stories.keys() - observed.keys():
             self.forget(name)
         for name, seen in observed.items():
+            story = self._story(name)
             if seen.state == "draining":
-                self._leaving.add(name)
+                story.is_leaving = True
             if seen.state in {"ready", "draining"}:
-                self._drop_story(name)
-            self._see_waiting(now, name, is_pending=seen.state == "pending")
+                story.line = story.reason = None
+            self._see_waiting(now, name, story, is_pending=seen.state == "pending")
 
-    def _see_waiting(self, now: float, name: str, *, is_pending: bool) -> None:
-        since = self._waiting_since.get(name, now)
+    def _see_waiting(self, now: float, name: str, story: _Story, *, is_pending: bool) -> None:
+        since = now if story.waiting_since is None else story.waiting_since
         is_long = now - since >= ROOM_WAIT_S
         if is_pending:
-            self._waiting_since[name] = since
+            story.waiting_since = since
             if is_long:
                 self._note(name, f"{name} waits for room in the cluster")
-        elif self._waiting_since.pop(name, None) is not None and is_long:
-            self._lines.pop(name, None)
+        elif story.waiting_since is not None:
+            story.waiting_since = None
+            if is_long:
+                story.line = None
+
+    def _story(self, name: str) -> _Story:
+        return self._stories.setdefault(name, _Story())
 
     def _note(self, name: str, line: str) -> None:
-        line = _one_line(line)
-        if name not in self._leaving and self._lines.get(name) != line:
-            self._lines.pop(name, None)  # the newest is the last
-            self._lines[name] = line
+        story, line = self._story(name), _one_line(line)
+        if not story.is_leaving and story.line != line:
+            story.line = line
+            self._stories[name] = self._stories.pop(name)  # the newest is the last
 
     def told(self, now: float) -> tuple[int, tuple[str, ...]]:
         """Return of which edition the lines are, and the newest of them, the newest first.
@@ -117,7 +134,8 @@ class Troubles:
         Args:
             now: Seconds since the epoch.
         """
-        lines = tuple(reversed(self._lines.values()))[:MAX_TROUBLES]
+        newest_first = [story.line for story in reversed(self._stories.values()) if story.line]
+        lines = tuple(newest_first[:MAX_TROUBLES])
         if lines != self._told:
             self._told = lines
             self._edition = max(int(now), self._edition + 1)

@@ -30,6 +30,7 @@ from deploy.supervision.launch import Launch
 from deploy.supervision.outcome import Refused, Taken, Unchanged
 from deploy.supervision.placement import Bundle
 from deploy.supervision.wanted import Wanted, first_wanted
+from tests.deploy.ray_cluster import wait_until
 
 ANSWER_WAIT_S = 20.0
 """An answer that waits for the fleet does not come at all: the fleet stands still meanwhile."""
@@ -93,6 +94,7 @@ class SlowFleet:
         self.seen: dict[str, Observed] = {}
         self.told: list[DesiredWorkers] = []
         self.events: list[Event] = []
+        self.num_calls = 0
 
     @property
     def revisions(self) -> dict[str, str]:
@@ -100,6 +102,7 @@ class SlowFleet:
 
     def observe(self, _wait_s: float, desired: DesiredWorkers) -> dict[str, Observed]:
         self.told.append(desired)
+        self.num_calls += 1
         return dict(self.seen)
 
     def take_events(self) -> list[Event]:
@@ -110,6 +113,7 @@ class SlowFleet:
         assert self._stored[-1].revisions[name] == revision, "a new controller would miss it"
         self.gate.pass_through()
         self.seen[name] = Observed(name, role, revision, "pending")
+        self.num_calls += 1
 
     def start_waiting(self) -> None:
         assert not self.is_halted, "what is started now is found by nobody"
@@ -131,8 +135,8 @@ class SlowFleet:
 class World:
     """A control loop over a slow fleet and a slow store."""
 
-    def __init__(self) -> None:
-        self.stored: list[Wanted] = [first_wanted(OnePlan())]
+    def __init__(self, plan: OnePlan | None = None) -> None:
+        self.stored: list[Wanted] = [first_wanted(plan or OnePlan())]
         self.store_gate = Gate()
         self.fleet = SlowFleet(self.stored)
         self.loop = ControlLoop(self.stored[0], self.fleet, self._put)
@@ -340,14 +344,49 @@ def test_a_halt_that_meets_a_step_that_hangs_returns_and_that_step_is_the_last(
     assert not world.loop.step(0.0)
 
 
-def test_moves_are_counted_by_what_is_done_not_by_steps(world: World) -> None:
+def test_progress_is_each_call_that_is_done_not_each_step(world: World) -> None:
     """One step may start many workers, each of which may take long."""
     with world.standing(world.fleet.gate, world.step):
-        hanging = world.loop.num_moves
-    assert world.loop.num_moves >= hanging + 2, "two more are started in this step"
-    before = world.loop.num_moves
+        hanging = world.loop.progress
+        assert world.loop.progress == hanging
+    assert world.loop.progress >= hanging + 3, "three are started in this step"
+    before = world.loop.progress
     world.step()
-    assert world.loop.num_moves > before, "a step with nothing to do gets on, too"
+    assert world.loop.progress > before, "a step with nothing to do gets on, too"
+
+
+def test_what_the_acting_thread_stores_is_progress_and_what_a_command_stores_is_none(
+    world: World,
+) -> None:
+    """Or whoever tells a hanging controller something again and again keeps it hanging."""
+    world.step()
+    for name in list(world.fleet.seen):
+        world.fleet.put(name, "ready")
+    before = world.loop.progress
+    world.loop.scale({"decode": 3}, {})
+    assert world.loop.progress == before
+    with world.standing(world.store_gate, world.step):
+        before = world.loop.progress
+    assert world.loop.progress >= before + 2, "it has stored the name, and then started"
+
+
+def test_of_many_who_store_at_once_nobody_waits_for_more_than_two_puts(world: World) -> None:
+    """Or an acting thread behind some commands would seem to hang while each of them gets on."""
+    num_before = len(world.stored)
+    commands = [
+        threading.Thread(target=lambda n=n: world.loop.scale({"decode": n}, {}), daemon=True)
+        for n in range(3, 8)
+    ]
+    with world.standing(world.store_gate, lambda: world.loop.scale({"prefill": 2}, {})):
+        for command in commands:
+            command.start()
+        wait_until(
+            lambda: world.loop._desired.generation == 1 + len(commands), "all of them are wanted"
+        )
+    for command in commands:
+        command.join(GATE_WAIT_S)
+    assert len(world.stored) == num_before + 2
+    assert world.stored[-1].desired == world.loop._desired
 
 
 def test_who_is_given_up_is_told_after_what_it_died_of(world: World) -> None:
@@ -376,6 +415,28 @@ def test_only_a_death_that_nobody_ordered_is_a_warning(
         "event=died service=decode-0 reason=killed": "INFO",
         "event=died service=decode-1 reason=lost": "WARNING",
     }
+
+
+def test_as_many_deaths_are_told_as_the_service_is_given_up_by() -> None:
+    """It serves between them, though never for ``deploy.healthy_after_s``."""
+    limits = DeployConfig(max_restarts=2, restart_backoff_max_s=1e-6)
+    world = World(OnePlan(limits))
+    world.step()
+    fleet = world.fleet
+    for _ in range(3):
+        fleet.put("decode-0", "ready")
+        world.step()
+        fleet.put("decode-0", "dead")
+        fleet.events.append(ProcessDied("decode-0", "SIGSEGV"))
+        world.step()
+        world.step()
+    told = [word.trouble[0].partition(":")[0] for word in fleet.told if word.trouble]
+    assert list(dict.fromkeys(told)) == [
+        "decode-0 died and is started anew",
+        "decode-0 died 2 times in a row and is started anew",
+        "decode-0 stays down",
+    ]
+    assert fleet.told[-1].trouble == ("decode-0 stays down: it died 3 times in a row: SIGSEGV",)
 
 
 @pytest.mark.parametrize(

@@ -141,10 +141,10 @@ def test_a_config_that_has_served_is_tried_again_when_a_taken_port_refuses_it() 
     world.desired = Desired({"router": Target(1, "a")}, generation=world.desired.generation)
     world.settle(2)
     world.put("router", "dead")
-    assert world.act() == [Start("router", "router", "a")]
+    assert world.act() == [Start("router", "router", "a", deaths=1)]
     world.put("router", "refused")
     assert world.act() == [], "the second restart in a row waits"
-    assert world.act(1.0) == [Start("router", "router", "a")]
+    assert world.act(1.0) == [Start("router", "router", "a", deaths=2)]
     for _ in range(40):
         if world.names(state="pending"):
             world.put("router", "refused")
@@ -158,7 +158,7 @@ def test_another_config_than_the_one_that_has_served_is_not_tried_again() -> Non
     world = started(replace(LIMITS, max_surge=0), decode=2)
     world.want(revision="refused")
     world.put("decode-1", "dead")
-    assert Start("decode-1", "decode", "refused") in world.act()
+    assert Start("decode-1", "decode", "refused", deaths=1) in world.act()
     world.put("decode-1", "refused")
     assert world.act() == [GiveUp("decode-1", "its config cannot work")]
 
@@ -166,10 +166,10 @@ def test_another_config_than_the_one_that_has_served_is_not_tried_again() -> Non
 def test_the_first_restart_is_at_once_and_each_further_one_waits_longer() -> None:
     world = started(decode=1)
     waits: list[float] = []
-    for _ in range(LIMITS.max_restarts):
+    for deaths in range(1, LIMITS.max_restarts + 1):
         world.put("decode-0", "dead")
         waited = 0.0
-        while Start("decode-0", "decode", "a") not in world.act():
+        while Start("decode-0", "decode", "a", deaths) not in world.act():
             waited += 0.5
             world.now += 0.5
         waits.append(waited)
@@ -190,7 +190,7 @@ def test_a_healthy_time_ends_the_row() -> None:
     for _ in range(LIMITS.max_restarts * 3):
         world.act(LIMITS.healthy_after_s)
         world.put("decode-0", "dead")
-        assert world.act() == [Start("decode-0", "decode", "a")]
+        assert world.act() == [Start("decode-0", "decode", "a", deaths=1)]
         world.put("decode-0", "ready")
         world.act()
 
@@ -200,7 +200,7 @@ def test_an_operators_change_gives_a_new_chance() -> None:
     world.put("decode-0", "refused")
     assert [type(action) for action in world.act()] == [GiveUp]
     world.want(decode=1)
-    assert world.act() == [Start("decode-0", "decode", "a")]
+    assert world.act() == [Start("decode-0", "decode", "a", deaths=1)]
 
 
 @pytest.mark.parametrize("state", ["ready", "draining"])
@@ -336,7 +336,7 @@ def test_a_process_that_never_answers_the_new_controller_is_ended() -> None:
     assert world.act() == [Kill("decode-0", "no progress for 31 s")]
     world.unheard.clear()
     world.put("decode-0", "dead")
-    assert world.act() == [Start("decode-0", "decode", "a")]
+    assert world.act() == [Start("decode-0", "decode", "a", deaths=1)]
 
 
 def test_who_is_being_killed_does_not_count_among_those_who_serve() -> None:

@@ -1,8 +1,8 @@
 """What an operator is told of services that do not serve: the last reason, and no old story.
 
 The failures guarded against: a worker of an update that stays down with the reason in a log alone;
-a line about one that serves by now, or about another that had the name before; and a planned end
-that is told as a trouble.
+a line about one that serves by now, or about another that had the name before; a planned end that
+is told as a trouble; and a number of deaths that is not the one by which a worker is given up.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ import pytest
 
 from core.messages import DesiredWorkers
 from core.messages.serving import MAX_TROUBLES
-from deploy.supervision.desired import NOT_WANTED, Observed, State
+from deploy.supervision.desired import Kill, Observed, Start, State
 from deploy.supervision.events import (
     GaveUp,
     ProcessDied,
@@ -34,6 +34,12 @@ def lines(troubles: Troubles) -> tuple[str, ...]:
     return troubles.told(NOW)[1]
 
 
+def die(troubles: Troubles, name: str, reason: str, deaths: int = 1) -> None:
+    """Have one die, and be started anew after ``deaths`` in a row."""
+    troubles.hear(ProcessDied(name, reason))
+    troubles.start(Start(name, "decode", "a", deaths))
+
+
 @pytest.fixture
 def troubles() -> Troubles:
     return Troubles(NOW)
@@ -42,8 +48,8 @@ def troubles() -> Troubles:
 def test_who_died_too_often_stays_down_with_the_last_reason_until_it_serves(
     troubles: Troubles,
 ) -> None:
-    troubles.hear(ProcessDied("decode-1", "ValueError: first"))
-    troubles.hear(ProcessDied("decode-1", "ValueError: last"))
+    die(troubles, "decode-1", "ValueError: first")
+    die(troubles, "decode-1", "ValueError: last", deaths=2)
     assert lines(troubles) == (
         "decode-1 died 2 times in a row and is started anew: ValueError: last",
     )
@@ -55,8 +61,37 @@ def test_who_died_too_often_stays_down_with_the_last_reason_until_it_serves(
         assert lines(troubles) == (line,)
     troubles.see(NOW, seen(decode_1="ready"))
     assert lines(troubles) == ()
+    die(troubles, "decode-1", "SIGSEGV", deaths=3)
+    assert lines(troubles) == ("decode-1 died 3 times in a row and is started anew: SIGSEGV",), (
+        "it did not serve for long"
+    )
+
+
+def test_who_died_is_told_of_when_it_is_started_anew_and_not_while_that_is_undecided(
+    troubles: Troubles,
+) -> None:
     troubles.hear(ProcessDied("decode-1", "SIGSEGV"))
+    troubles.see(NOW, seen(decode_1="dead"))
+    assert lines(troubles) == ()
+    troubles.start(Start("decode-1", "decode", "a", deaths=1))
     assert lines(troubles) == ("decode-1 died and is started anew: SIGSEGV",)
+
+
+def test_a_death_that_only_the_next_controller_has_seen_is_told_without_a_reason(
+    troubles: Troubles,
+) -> None:
+    troubles.see(NOW, seen(decode_1="dead"))
+    troubles.start(Start("decode-1", "decode", "a", deaths=1))
+    assert lines(troubles) == ("decode-1 died and is started anew",)
+
+
+def test_what_a_config_refused_is_not_told_of_one_that_starts_by_another(
+    troubles: Troubles,
+) -> None:
+    troubles.hear(ServiceEnded("decode-1", "cache.num_blocks: none fits"))
+    troubles.start(Start("decode-1", "decode", "b"))
+    assert lines(troubles) == ()
+    assert troubles.hear(GaveUp("decode-1", "x")) == GaveUp("decode-1", "x")
 
 
 def test_whom_its_config_refuses_stays_down_with_what_is_wrong_with_it(troubles: Troubles) -> None:
@@ -69,38 +104,38 @@ def test_whom_its_config_refuses_stays_down_with_what_is_wrong_with_it(troubles:
 
 
 def test_the_reason_of_an_ordered_death_is_why_it_was_ordered(troubles: Troubles) -> None:
-    troubles.order("decode-1", "not ready after 300 s")
+    troubles.order(Kill("decode-1", "not ready after 300 s"))
     assert troubles.is_ordered("decode-1")
     troubles.see(NOW, seen(decode_1="starting"))
-    troubles.hear(ProcessDied("decode-1", "killed by ray.kill"))
+    die(troubles, "decode-1", "killed by ray.kill")
     assert lines(troubles) == ("decode-1 died and is started anew: not ready after 300 s",)
     assert not troubles.is_ordered("decode-1")
 
 
 @pytest.mark.parametrize("news", ["ended", "started"])
 def test_an_order_that_met_no_life_explains_no_later_death(news: str, troubles: Troubles) -> None:
-    troubles.order("decode-1", "no progress for 60 s")
+    troubles.order(Kill("decode-1", "no progress for 60 s"))
     identity = ProcessIdentity(1, "here", "decode-1", "decode", "a")
     ended = ServiceEnded("decode-1", None)
     troubles.hear(ended if news == "ended" else ProcessStarted("decode-1", identity))
-    troubles.hear(ProcessDied("decode-1", "SIGSEGV"))
+    die(troubles, "decode-1", "SIGSEGV")
     assert lines(troubles) == ("decode-1 died and is started anew: SIGSEGV",)
 
 
 def test_the_end_of_whom_was_sent_away_is_no_trouble(troubles: Troubles) -> None:
     troubles.see(NOW, seen(decode_0="draining", decode_1="pending"))
-    troubles.order("decode-0", "not drained after 60 s")
-    troubles.order("decode-1", NOT_WANTED)
+    troubles.order(Kill("decode-0", "not drained after 60 s"))
+    troubles.order(Kill("decode-1", "any words", is_unwanted=True))
     for name in ("decode-0", "decode-1"):
-        troubles.hear(ProcessDied(name, "killed"))
+        die(troubles, name, "killed")
     troubles.see(NOW + 2 * ROOM_WAIT_S, seen(decode_0="dead", decode_1="pending"))
     assert lines(troubles) == ()
 
 
 def test_nothing_is_told_of_one_that_had_the_name_before(troubles: Troubles) -> None:
-    troubles.hear(ProcessDied("decode-1", "old"))
-    troubles.hear(ProcessDied("decode-2", "old"))
-    troubles.order("decode-1", NOT_WANTED)
+    die(troubles, "decode-1", "old")
+    die(troubles, "decode-2", "old")
+    troubles.order(Kill("decode-1", "any words", is_unwanted=True))
     troubles.forget("decode-1")
     troubles.see(NOW, seen(decode_1="pending"))
     assert lines(troubles) == ()
@@ -128,7 +163,7 @@ def test_every_change_is_a_higher_edition_and_a_later_controller_s_is_higher_sti
     first, _ = troubles.told(NOW)
     editions = [first]
     for index in range(5):
-        troubles.hear(ProcessDied("decode-1", str(index)))
+        die(troubles, "decode-1", str(index))
         editions.append(troubles.told(NOW)[0])
         assert troubles.told(NOW + 1000)[0] == editions[-1], "nothing has changed"
     assert editions == sorted(set(editions))
