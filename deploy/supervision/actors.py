@@ -129,7 +129,7 @@ class ServiceActor:
         )
 
     def health(self, desired: DesiredWorkers | None = None) -> WorkerHealth:
-        """Return how the service is, and take what it is to tell of the fleet's size.
+        """Return how the service is, and take what it is to tell routers: see ``DesiredWorkers``.
 
         Answers though its event loop stands still.
         """

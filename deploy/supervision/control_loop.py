@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import msgspec
-
 from core.config import DeployConfig, SluiceConfig
 from core.errors import ConfigError
 from core.messages import DesiredWorkers, Party, Role
@@ -231,10 +229,9 @@ class ControlLoop:
 
     def _word(self) -> DesiredWorkers:
         """Return what the services are told."""
-        with self._lock:
-            workers = self._desired.workers
         edition, trouble = self._troubles.told(time.time())
-        return msgspec.structs.replace(workers, edition=edition, trouble=trouble)
+        with self._lock:
+            return self._desired.word(edition, trouble)
 
     def _act(self, observed: dict[str, Observed]) -> None:
         self._services.start_waiting()

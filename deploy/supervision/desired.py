@@ -45,9 +45,8 @@ class Desired:
     generation: int = 0
     """Of the operator's changes: each gives a new chance to what has been given up."""
 
-    @property
-    def workers(self) -> DesiredWorkers:
-        """What workers are told of it."""
+    def word(self, edition: int, trouble: tuple[str, ...]) -> DesiredWorkers:
+        """Return what the services are told of it, with the ``trouble`` of that ``edition``."""
         none = Target(0, "")
         prefill, decode = (self.targets.get(role, none) for role in ("prefill", "decode"))
         return DesiredWorkers(
@@ -56,6 +55,8 @@ class Desired:
             decode=decode.replicas,
             prefill_revision=prefill.revision,
             decode_revision=decode.revision,
+            edition=edition,
+            trouble=trouble,
         )
 
 

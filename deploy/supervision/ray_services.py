@@ -196,7 +196,7 @@ class RayServices:
     def observe(self, wait_s: float, desired: DesiredWorkers) -> dict[str, Observed]:
         """Return what is seen of all services, after ``wait_s`` or as soon as one has news.
 
-        Each is told what is ``desired``: workers tell routers, which tell Prometheus.
+        Each is told what is ``desired``, and in what trouble others are: workers tell routers.
         """
         begun = self._clock()
         self._excuse(begun - self._listened_until)

@@ -57,10 +57,10 @@ def run_top(url: str, *, once: bool, interval_s: float) -> int:
                     _wait(interval_s)
                     try:
                         view = replace(
-                            view, figures=history.add(take_look(client, pool)), trouble=""
+                            view, figures=history.add(take_look(client, pool)), stale_reason=""
                         )
                     except SluiceError as error:
-                        view = replace(view, trouble=str(error))
+                        view = replace(view, stale_reason=str(error))
         except KeyboardInterrupt:
             console.print(
                 replace(view, is_live=False)

@@ -42,7 +42,7 @@ class TopView:
 
     figures: TopFigures
     url: str
-    trouble: str = ""
+    stale_reason: str = ""
     """Why the picture is an old one."""
     is_live: bool = False
     """Whether it is followed by others."""
@@ -90,7 +90,7 @@ def lines_of(view: TopView, width: int, *, with_details: bool) -> list[Text]:
 def _head(view: TopView) -> Iterator[Text]:
     figures = view.figures
     state = ("ready", "green") if figures.is_ready else ("not ready", "red")
-    if view.trouble:
+    if view.stale_reason:
         state = ("no answer", "red")
     yield Text.assemble(
         (view.url, "bold"),
@@ -99,8 +99,8 @@ def _head(view: TopView) -> Iterator[Text]:
         f"  {_age(figures)}",
         (f"  {HINT}" if view.is_live else "", "bright_black"),
     )
-    if view.trouble:
-        yield Text(view.trouble, style="red")
+    if view.stale_reason:
+        yield Text(view.stale_reason, style="red")
     ttft, itl = (
         f"{_milliseconds(p50)} / {_milliseconds(p99)}"
         for p50, p99 in (figures.ttft_s, figures.itl_s)

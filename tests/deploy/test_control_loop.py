@@ -33,7 +33,7 @@ from deploy.supervision.wanted import Wanted, first_wanted
 from tests.deploy.ray_cluster import wait_until
 
 ANSWER_WAIT_S = 20.0
-"""An answer that waits for the fleet does not come at all: the fleet stands still meanwhile."""
+"""An answer that waits for the services does not come at all: they stand still meanwhile."""
 GATE_WAIT_S = 60.0
 LIFE = ProcessIdentity(1, "here", "decode-0", "decode", "a")
 T = TypeVar("T")
@@ -84,7 +84,7 @@ class Gate:
         assert self._open.wait(GATE_WAIT_S), "nobody opens the gate"
 
 
-class SlowFleet:
+class SlowServices:
     """Services that are as they were put, and calls that wait at a gate."""
 
     def __init__(self, stored: list[Wanted]) -> None:
@@ -133,13 +133,13 @@ class SlowFleet:
 
 
 class World:
-    """A control loop over a slow fleet and a slow store."""
+    """A control loop over slow services and a slow store."""
 
     def __init__(self, plan: OnePlan | None = None) -> None:
         self.stored: list[Wanted] = [first_wanted(plan or OnePlan())]
         self.store_gate = Gate()
-        self.fleet = SlowFleet(self.stored)
-        self.loop = ControlLoop(self.stored[0], self.fleet, self._put)
+        self.services = SlowServices(self.stored)
+        self.loop = ControlLoop(self.stored[0], self.services, self._put)
 
     def _put(self, wanted: Wanted) -> None:
         self.store_gate.pass_through()
@@ -184,7 +184,7 @@ def test_commands_are_answered_while_a_start_stands_still(
     world: World,
 ) -> None:
     loop = world.loop
-    with world.standing(world.fleet.gate, world.step):
+    with world.standing(world.services.gate, world.step):
         assert answer(lambda: loop.scale({"decode": 3}, {})) == Taken()
         assert world.wanted() == {"prefill": 1, "decode": 3}
         assert answer(loop.services) == []
@@ -192,12 +192,12 @@ def test_commands_are_answered_while_a_start_stands_still(
         assert "decode=0" in str(answer(lambda: loop.scale({"decode": 0}, {})))
 
     # Then what was wanted meanwhile is done next, and nobody was started twice
-    assert sorted(world.fleet.seen) == ["decode-0", "decode-1", "prefill-0"]
+    assert sorted(world.services.seen) == ["decode-0", "decode-1", "prefill-0"]
     world.step()
-    assert sorted(world.fleet.seen) == ["decode-0", "decode-1", "decode-2", "prefill-0"]
+    assert sorted(world.services.seen) == ["decode-0", "decode-1", "decode-2", "prefill-0"]
     assert world.wanted() == {"prefill": 1, "decode": 3}
     world.step()
-    assert (world.fleet.told[-1].prefill, world.fleet.told[-1].decode) == (1, 3)
+    assert (world.services.told[-1].prefill, world.services.told[-1].decode) == (1, 3)
 
 
 def test_mutation_with_the_lock_held_while_acting_no_command_is_answered(
@@ -231,36 +231,36 @@ def test_what_is_shown_is_shown_while_the_store_stands_still_and_the_newest_is_s
 def test_a_worker_that_was_named_while_a_drain_stands_still_changes_its_role_after_it(
     world: World,
 ) -> None:
-    loop, fleet = world.loop, world.fleet
+    loop, services = world.loop, world.services
     world.step()
-    for name in list(fleet.seen):
-        fleet.put(name, "ready")
+    for name in list(services.seen):
+        services.put(name, "ready")
     assert loop.scale({"prefill": 0}, {}) == Taken()
-    with world.standing(fleet.gate, world.step):
+    with world.standing(services.gate, world.step):
         assert answer(lambda: loop.scale({}, {"decode-0": "prefill"})) == Taken()
     assert world.stored[-1].desired.leaving == {"decode-0": "prefill"}
     world.step()
-    assert fleet.seen["decode-0"].state == "draining"
+    assert services.seen["decode-0"].state == "draining"
 
     # And when all of it is over, then nothing of it is stored
     for name in ("prefill-0", "decode-0"):
-        fleet.put(name, "ended")
+        services.put(name, "ended")
     for _ in range(3):
         world.step()
     assert world.stored[-1].desired.leaving == {}
-    assert world.stored[-1].revisions.keys() == fleet.seen.keys() == {"decode-1", "prefill-0"}
+    assert world.stored[-1].revisions.keys() == services.seen.keys() == {"decode-1", "prefill-0"}
 
 
 def test_an_update_while_a_start_stands_still_replaces_that_worker_too(world: World) -> None:
     config = SluiceConfig.model_validate({"model": {"model": "b"}, "deploy": {"decode": 2}})
-    with world.standing(world.fleet.gate, world.step):
+    with world.standing(world.services.gate, world.step):
         assert answer(lambda: world.loop.apply(config)) == Taken()
-    assert set(world.fleet.revisions.values()) == {"a"}
+    assert set(world.services.revisions.values()) == {"a"}
     for _ in range(12):
-        for name, seen in list(world.fleet.seen.items()):
-            world.fleet.put(name, "ended" if seen.state == "draining" else "ready")
+        for name, seen in list(world.services.seen.items()):
+            world.services.put(name, "ended" if seen.state == "draining" else "ready")
         world.step()
-    assert set(world.fleet.revisions.values()) == {"b"}
+    assert set(world.services.revisions.values()) == {"b"}
     assert sorted(row.role for row in world.loop.services()) == ["decode", "decode", "prefill"]
 
 
@@ -287,25 +287,25 @@ def test_an_update_that_is_taken_back_is_the_config_before_with_the_numbers_of_n
         assert {target.revision for target in told.desired.targets.values()} == {revision}
         assert told.plan == OnePlan(revision_of_all=revision)
         assert told.desired.generation == 3 + again
-        loop = ControlLoop(told, world.fleet, world._put)
+        loop = ControlLoop(told, world.services, world._put)
 
 
 def test_a_worker_that_no_update_can_start_is_told_to_all_with_the_reason_until_it_is_taken_back(
     world: World,
 ) -> None:
-    loop, fleet = world.loop, world.fleet
+    loop, services = world.loop, world.services
     world.step()
-    for name in list(fleet.seen):
-        fleet.put(name, "ready")
+    for name in list(services.seen):
+        services.put(name, "ready")
     world.step()
     assert loop.update(config_of("b")) == Taken()
     world.step()
-    assert fleet.seen["decode-2"].revision == "b"
-    fleet.put("decode-2", "refused")
-    fleet.events.append(ServiceEnded("decode-2", "cache.num_blocks: none fits"))
+    assert services.seen["decode-2"].revision == "b"
+    services.put("decode-2", "refused")
+    services.events.append(ServiceEnded("decode-2", "cache.num_blocks: none fits"))
     world.step()
     world.step()
-    before, after = fleet.told[-2:]
+    before, after = services.told[-2:]
     assert (before.decode_revision, before.trouble) == ("b", ())
     reason = "its config cannot work: cache.num_blocks: none fits"
     assert after.trouble == (f"decode-2 stays down: {reason}",)
@@ -315,30 +315,30 @@ def test_a_worker_that_no_update_can_start_is_told_to_all_with_the_reason_until_
     assert loop.undo() == Taken()
     for _ in range(3):
         world.step()
-    assert fleet.seen.keys() == {"decode-0", "decode-1", "prefill-0"}
-    assert {seen.state for seen in fleet.seen.values()} == {"ready"}
-    assert (fleet.told[-1].decode_revision, fleet.told[-1].trouble) == ("a", ())
+    assert services.seen.keys() == {"decode-0", "decode-1", "prefill-0"}
+    assert {seen.state for seen in services.seen.values()} == {"ready"}
+    assert (services.told[-1].decode_revision, services.told[-1].trouble) == ("a", ())
 
 
 def test_a_halt_waits_for_what_is_under_way_and_then_nothing_is_started(world: World) -> None:
     halts = threading.Thread(target=world.loop.halt, daemon=True)
-    with world.standing(world.fleet.gate, world.step):
+    with world.standing(world.services.gate, world.step):
         halts.start()
         assert answer(world.loop.services) == []
         assert halts.is_alive(), "what is started after it is found by nobody"
     halts.join(GATE_WAIT_S)
-    world.fleet.is_halted = True
-    there = dict(world.fleet.seen)
+    world.services.is_halted = True
+    there = dict(world.services.seen)
     world.loop.scale({"decode": 3}, {})
     assert not world.loop.step(0.0)
-    assert world.fleet.seen == there
+    assert world.services.seen == there
 
 
 def test_a_halt_that_meets_a_step_that_hangs_returns_and_that_step_is_the_last(
     world: World,
 ) -> None:
     steps: list[bool] = []
-    with world.standing(world.fleet.gate, lambda: steps.append(world.loop.step(0.0))):
+    with world.standing(world.services.gate, lambda: steps.append(world.loop.step(0.0))):
         answer(lambda: world.loop.halt(0.05))
     assert steps == [False]
     assert not world.loop.step(0.0)
@@ -346,7 +346,7 @@ def test_a_halt_that_meets_a_step_that_hangs_returns_and_that_step_is_the_last(
 
 def test_progress_is_each_call_that_is_done_not_each_step(world: World) -> None:
     """One step may start many workers, each of which may take long."""
-    with world.standing(world.fleet.gate, world.step):
+    with world.standing(world.services.gate, world.step):
         hanging = world.loop.progress
         assert world.loop.progress == hanging
     assert world.loop.progress >= hanging + 3, "three are started in this step"
@@ -360,8 +360,8 @@ def test_what_the_acting_thread_stores_is_progress_and_what_a_command_stores_is_
 ) -> None:
     """Or whoever tells a hanging controller something again and again keeps it hanging."""
     world.step()
-    for name in list(world.fleet.seen):
-        world.fleet.put(name, "ready")
+    for name in list(world.services.seen):
+        world.services.put(name, "ready")
     before = world.loop.progress
     world.loop.scale({"decode": 3}, {})
     assert world.loop.progress == before
@@ -391,8 +391,8 @@ def test_of_many_who_store_at_once_nobody_waits_for_more_than_two_puts(world: Wo
 
 def test_who_is_given_up_is_told_after_what_it_died_of(world: World) -> None:
     world.step()
-    world.fleet.put("decode-0", "refused")
-    world.fleet.events.append(ProcessDied("decode-1", "lost"))
+    world.services.put("decode-0", "refused")
+    world.services.events.append(ProcessDied("decode-1", "lost"))
     world.step()
     events = world.loop.events(0, 0, 0.0)[2]
     assert events == [ProcessDied("decode-1", "lost"), GaveUp("decode-0", "its config cannot work")]
@@ -404,10 +404,10 @@ def test_only_a_death_that_nobody_ordered_is_a_warning(
 ) -> None:
     world.step()
     for name in ("decode-0", "decode-1"):
-        world.fleet.put(name, "ready")
-    world.fleet.seen["decode-0"] = replace(world.fleet.seen["decode-0"], silence_s=9999.0)
+        world.services.put(name, "ready")
+    world.services.seen["decode-0"] = replace(world.services.seen["decode-0"], silence_s=9999.0)
     world.step()
-    world.fleet.events += [ProcessDied("decode-0", "killed"), ProcessDied("decode-1", "lost")]
+    world.services.events += [ProcessDied("decode-0", "killed"), ProcessDied("decode-1", "lost")]
     with caplog.at_level(logging.INFO, logger="deploy.supervision.control_loop"):
         world.step()
     levels = {r.getMessage(): r.levelname for r in caplog.records if "died" in r.getMessage()}
@@ -422,21 +422,21 @@ def test_as_many_deaths_are_told_as_the_service_is_given_up_by() -> None:
     limits = DeployConfig(max_restarts=2, restart_backoff_max_s=1e-6)
     world = World(OnePlan(limits))
     world.step()
-    fleet = world.fleet
+    services = world.services
     for _ in range(3):
-        fleet.put("decode-0", "ready")
+        services.put("decode-0", "ready")
         world.step()
-        fleet.put("decode-0", "dead")
-        fleet.events.append(ProcessDied("decode-0", "SIGSEGV"))
+        services.put("decode-0", "dead")
+        services.events.append(ProcessDied("decode-0", "SIGSEGV"))
         world.step()
         world.step()
-    told = [word.trouble[0].partition(":")[0] for word in fleet.told if word.trouble]
+    told = [word.trouble[0].partition(":")[0] for word in services.told if word.trouble]
     assert list(dict.fromkeys(told)) == [
         "decode-0 died and is started anew",
         "decode-0 died 2 times in a row and is started anew",
         "decode-0 stays down",
     ]
-    assert fleet.told[-1].trouble == ("decode-0 stays down: it died 3 times in a row: SIGSEGV",)
+    assert services.told[-1].trouble == ("decode-0 stays down: it died 3 times in a row: SIGSEGV",)
 
 
 @pytest.mark.parametrize(
@@ -448,12 +448,12 @@ def test_a_kill_that_met_no_life_hides_no_later_crash(
     told: Event, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.step()
-    world.fleet.seen["decode-0"] = replace(
-        world.fleet.seen["decode-0"], state="ready", silence_s=9999.0
+    world.services.seen["decode-0"] = replace(
+        world.services.seen["decode-0"], state="ready", silence_s=9999.0
     )
     world.step()
-    world.fleet.seen["decode-0"] = replace(world.fleet.seen["decode-0"], silence_s=0.0)
-    world.fleet.events += [told, ProcessDied("decode-0", "SIGSEGV")]
+    world.services.seen["decode-0"] = replace(world.services.seen["decode-0"], silence_s=0.0)
+    world.services.events += [told, ProcessDied("decode-0", "SIGSEGV")]
     with caplog.at_level(logging.INFO, logger="deploy.supervision.control_loop"):
         world.step()
     assert [r.levelname for r in caplog.records if "died" in r.getMessage()] == ["WARNING"]

@@ -255,7 +255,7 @@ def test_a_terminal_that_is_too_low_drops_the_second_lines() -> None:
     figures = TopHistory().add(look(0.0, dict.fromkeys(names, decode_metrics())))
     shown = StringIO()
     console = Console(file=shown, width=80, height=10, force_terminal=False)
-    console.print(TopView(figures, "http://h:1", trouble="nothing answers"), height=10)
+    console.print(TopView(figures, "http://h:1", stale_reason="nothing answers"), height=10)
 
     text = shown.getvalue()
     assert "nothing answers" in text
