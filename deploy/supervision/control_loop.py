@@ -47,6 +47,11 @@ class Services(Protocol):
         """By name, of all there are."""
         ...
 
+    @property
+    def num_calls(self) -> int:
+        """How many calls that may wait for Ray have come back. Any thread may look."""
+        ...
+
     def observe(self, wait_s: float, desired: DesiredWorkers) -> dict[str, Observed]:
         """Return what is seen, after ``wait_s`` or as soon as there is news."""
         ...
@@ -114,11 +119,13 @@ class ControlLoop:
         """Held while ``step`` acts. Taken before the others."""
         self._is_halted = False
         """Looked at with the above held."""
-        self.num_moves = 0
-        """Of the thread that steps: what it has done so far. While it gets on, this grows."""
+        self._num_kept = 0
+        """Of the thread that steps: how often it has seen to it that something is stored."""
         self._storing = threading.Lock()
         """Held while something is stored, so that nothing older is stored after it. Taken before
         the other."""
+        self._stored = wanted
+        """What was stored last. With the above held."""
         self._lock = threading.Lock()
         """Protects the fields below. Never held for a call that may wait."""
         self._plan, self._desired = wanted.plan, wanted.desired
@@ -126,6 +133,15 @@ class ControlLoop:
         self._revisions = dict(wanted.revisions)
         """Of all services that may be there."""
         self._observed: dict[str, Observed] = {}
+
+    @property
+    def progress(self) -> int:
+        """Grows with each call into Ray that the thread that steps gets done. Any thread may look.
+
+        It stands still for two calls at the longest, each of which Ray gives up in time: for a
+        start, or for storing something while a command is storing something else.
+        """
+        return self._services.num_calls + self._num_kept
 
     def events(self, life: int, start: int, wait_s: float) -> tuple[int, int, list[Event]]:
         """See ``EventLog.read``."""
@@ -195,18 +211,29 @@ class ControlLoop:
         return Taken()
 
     def _want(self) -> None:
-        desired = self._store().desired
+        self._store()
+        with self._lock:
+            desired = self._desired
         told = " ".join(f"{role}={target.replicas}" for role, target in desired.targets.items())
         log.info("event=wanted %s leaving=%s", told, ",".join(desired.leaving) or "none")
 
-    def _store(self) -> Wanted:
-        """Store what is wanted by now, which is what the caller has put there or newer."""
+    def _store(self) -> None:
+        """Store what is wanted by now, which is what the caller has put there or newer.
+
+        Not again what another thread has stored meanwhile: nobody waits for more than two puts.
+        """
         with self._storing:
             with self._lock:
                 revisions = dict(self._revisions)
                 wanted = Wanted(self._plan, self._desired, revisions, self._plan_before)
-            self._put(wanted)
-        return wanted
+            if wanted != self._stored:
+                self._put(wanted)
+                self._stored = wanted
+
+    def _keep(self) -> None:
+        """As ``_store``, by the thread that steps."""
+        self._store()
+        self._num_kept += 1
 
     def halt(self, wait_s: float = HALT_WAIT_S) -> None:
         """Have ``step`` do nothing more. Returns when nothing is under way, or after ``wait_s``."""
@@ -221,7 +248,6 @@ class ControlLoop:
             False, and nothing is done, after ``halt``.
         """
         observed = self._services.observe(wait_s, self._word())
-        self.num_moves += 1
         with self._acting:
             if not self._is_halted:
                 self._act(observed)
@@ -247,15 +273,13 @@ class ControlLoop:
             # Before they exist: a controller that dies in between looks for them by their names.
             with self._lock:
                 self._revisions |= starts
-            self._store()
-            self.num_moves += 1
+            self._keep()
         given_up = [event for action in actions if (event := self._carry_out(action, plan))]
         # After the acting, which may have started anew what these events tell of.
         self._events.append([*happened, *given_up])
         self._drop_what_is_over(observed)
 
     def _carry_out(self, action: Action, plan: Plan) -> Event | None:
-        self.num_moves += 1
         match action:
             case Start(name, role, revision):
                 log.info("event=start service=%s revision=%s", name, revision)
@@ -301,4 +325,4 @@ class ControlLoop:
                 return
             self._desired = replace(self._desired, leaving=leaving)
             self._revisions = revisions
-        self._store()
+        self._keep()

@@ -31,7 +31,8 @@ NAME = "controller"
 TICK_S = 1.0
 STALL_LIMIT_S = 180.0
 """The thread that acts hangs if it gets nothing done for so long. One thing is at worst two calls
-to Ray's control service, to find a name and to take it; Ray gives each up after 60 s."""
+to Ray's control service, each given up after 60 s: a name is found and taken, or something is
+stored (``PUT_TIMEOUT_S``) after what a command was storing."""
 EXIT_CRASHED = 1
 END_TIMEOUT_S = 10.0
 """For Ray to end this process as it was told."""
@@ -64,7 +65,7 @@ class Controller:
             outlive_not(sentinel, self._end)
         acting = threading.Thread(target=self._run, name=NAME, daemon=True)
         acting.start()
-        watch(acting, lambda: self._loop.num_moves, _crash, stall_limit_s)
+        watch(acting, lambda: self._loop.progress, _crash, stall_limit_s)
 
     def __repr__(self) -> str:
         return NAME

@@ -2,9 +2,10 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.actor import ActorHandle
@@ -28,6 +29,7 @@ from deploy.supervision.seat_state import UP, SeatAction, SeatEvent, SeatState, 
 from deploy.supervision.service_names import role_of
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 POLL_S = 1.0
 """Between two questions after a service's health."""
@@ -97,6 +99,20 @@ class RayServices:
         self._sentinel = sentinel
         self._seats: dict[str, _Seat] = {}
         self._events: list[Event] = []
+        self._num_calls = 0
+
+    @property
+    def num_calls(self) -> int:
+        """How many calls into Ray have come back, whatever came of them. Any thread may look."""
+        return self._num_calls
+
+    @contextmanager
+    def _calling(self) -> Generator[None]:
+        """Around all that may wait for Ray: at worst a start, which finds a name and takes it."""
+        try:
+            yield
+        finally:
+            self._num_calls += 1
 
     @property
     def revisions(self) -> dict[str, str]:
@@ -114,7 +130,8 @@ class RayServices:
             seat = _Seat(role_of(name), revision, answered_at=self._clock())
             self._seats[name] = seat
             try:
-                seat.actor = ray.get_actor(name, namespace=self._namespace)
+                with self._calling():
+                    seat.actor = ray.get_actor(name, namespace=self._namespace)
             except ValueError:
                 self._meet(name, seat, SeatEvent.MISSED)
             else:
@@ -163,12 +180,14 @@ class RayServices:
         for action in actions:
             match action:
                 case SeatAction.KILL:
-                    ray.kill(seat.actor, no_restart=True)
+                    with self._calling():
+                        ray.kill(seat.actor, no_restart=True)
                 case SeatAction.CREATE:
                     seat.clear(self._clock())
                     self._try_create(name, seat)
                 case SeatAction.DRAIN:
-                    seat.actor.drain.remote()
+                    with self._calling():
+                        seat.actor.drain.remote()
                 case SeatAction.TELL_STARTED | SeatAction.TELL_ENDED | SeatAction.TELL_DIED:
                     assert told is not None, "who answers says what"
                     self._events.append(told)
@@ -177,17 +196,18 @@ class RayServices:
         launch = seat.launch
         assert launch is not None, "start gave it one"
         try:
-            seat.actor = RemoteServiceActor.options(
-                name=name,
-                namespace=self._namespace,
-                lifetime="detached",
-                num_cpus=launch.bundle.num_cpus,
-                num_gpus=launch.bundle.num_gpus,
-                resources=launch.bundle.custom,
-                max_restarts=0,
-                scheduling_strategy=launch.strategy,
-                runtime_env={"env_vars": dict(launch.environment)},
-            ).remote(launch.service, self._sentinel, VERSION)
+            with self._calling():
+                seat.actor = RemoteServiceActor.options(
+                    name=name,
+                    namespace=self._namespace,
+                    lifetime="detached",
+                    num_cpus=launch.bundle.num_cpus,
+                    num_gpus=launch.bundle.num_gpus,
+                    resources=launch.bundle.custom,
+                    max_restarts=0,
+                    scheduling_strategy=launch.strategy,
+                    runtime_env={"env_vars": dict(launch.environment)},
+                ).remote(launch.service, self._sentinel, VERSION)
         except ValueError:
             log.debug("service=%s waits for its name", name)
         else:
@@ -202,16 +222,19 @@ class RayServices:
         self._excuse(begun - self._listened_until)
         for seat in self._seats.values():
             if seat.state in UP:
-                self._ask(seat, desired)
+                with self._calling():
+                    self._ask(seat, desired)
         if calls := list(self._calls()):
-            ray.wait(calls, num_returns=1, timeout=wait_s, fetch_local=False)
-            ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0, fetch_local=False)
+            with self._calling():
+                ray.wait(calls, num_returns=1, timeout=wait_s, fetch_local=False)
+                ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0, fetch_local=False)
             done = set(ready)
             self._excuse(self._clock() - begun - wait_s)
             for name, seat in self._seats.items():
                 self._hear(name, seat, done)
         else:
-            time.sleep(wait_s)  # nobody is there who could have news
+            with self._calling():
+                time.sleep(wait_s)  # nobody is there who could have news
         self._listened_until = self._clock()
         return {name: self._observed(name, seat) for name, seat in self._seats.items()}
 
@@ -243,19 +266,23 @@ class RayServices:
         try:
             if seat.identity_call in done:
                 call, seat.identity_call = seat.identity_call, None
-                self._hear_identity(name, seat, ray.get(call, timeout=POLL_S))
+                self._hear_identity(name, seat, self._answer(call))
             if seat.health_call in done:
                 call, seat.health_call = seat.health_call, None
-                self._hear_health(name, seat, ray.get(call, timeout=POLL_S))
+                self._hear_health(name, seat, self._answer(call))
             if seat.end_call in done:
                 call, seat.end_call = seat.end_call, None
-                self._hear_end(name, seat, ray.get(call, timeout=POLL_S))
+                self._hear_end(name, seat, self._answer(call))
         except (ActorUnavailableError, GetTimeoutError) as error:
             log.debug("service=%s does not answer: %s", name, error)
         except RayError as error:
             seat.health_call = seat.end_call = seat.identity_call = None
             died = ProcessDied(name, seat.last_words or why_died(error))
             self._meet(name, seat, SeatEvent.DIED, died)
+
+    def _answer(self, call: ray.ObjectRef[T]) -> T:
+        with self._calling():
+            return ray.get(call, timeout=POLL_S)
 
     def _hear_identity(self, name: str, seat: _Seat, identity: ProcessIdentity) -> None:
         seat.is_introduced, seat.answered_at = True, self._clock()

@@ -12,7 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ray import cloudpickle
-from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
+from ray.experimental.internal_kv import (
+    _internal_kv_del,
+    _internal_kv_get,
+    _internal_kv_put,
+    internal_kv_get_gcs_client,
+)
 
 from core.messages import Party
 from deploy.supervision.desired import Desired, Target
@@ -21,6 +26,9 @@ from deploy.supervision.launch import Plan
 MAX_STARTS = 6
 STARTS_WINDOW_S = 60.0
 """More than ``MAX_STARTS`` starts of a controller in such a time, and it stays down."""
+PUT_TIMEOUT_S = 60.0
+"""For Ray's control service to take what a running controller stores: as long as Ray gives other
+calls. Without a bound such a call outlives a control service that is stopped, for ever."""
 LATEST_START = b"start"
 """Key of the id of the latest start."""
 START_TIMES = b"starts"
@@ -90,7 +98,8 @@ class WantedStore:
         if wanted is None:
             raise StoppedMeanwhileError("nothing is stored any more: it was stopped meanwhile")
         if is_first:
-            self.put(wanted)
+            # Without a bound: what a constructor raises, Ray takes for an end for good.
+            self._put_unless_wiped(wanted, timeout_s=None)
             _delete(self._namespace, START_TIMES)
             _put(self._namespace, LATEST_START, self._beginning.start_id)
             clear(self._namespace, before)
@@ -118,11 +127,18 @@ class WantedStore:
         _put(self._namespace, START_TIMES, cloudpickle.dumps(starts))
 
     def put(self, wanted: Wanted) -> None:
-        """Keep ``wanted`` for the next controller; nothing after ``wipe``."""
+        """Keep ``wanted`` for the next controller; nothing after ``wipe``.
+
+        Raises:
+            ray.exceptions.RpcError: the control service has not taken it in ``PUT_TIMEOUT_S``.
+        """
+        self._put_unless_wiped(wanted, timeout_s=PUT_TIMEOUT_S)
+
+    def _put_unless_wiped(self, wanted: Wanted, *, timeout_s: float | None) -> None:
         with self._lock:
             if not self._is_wiped:
                 key = _key(self._beginning.start_id)
-                _put(self._namespace, key, cloudpickle.dumps(wanted))
+                _put(self._namespace, key, cloudpickle.dumps(wanted), timeout_s)
 
     def wipe(self) -> None:
         """Forget what was stored, for good, though services are still seen to end."""
@@ -173,8 +189,14 @@ def _get(namespace: str, key: bytes) -> bytes | None:
     return _internal_kv_get(key, namespace=namespace.encode())
 
 
-def _put(namespace: str, key: bytes, content: bytes) -> None:
-    _internal_kv_put(key, content, namespace=namespace.encode())
+def _put(namespace: str, key: bytes, content: bytes, timeout_s: float | None = None) -> None:
+    if timeout_s is None:
+        _internal_kv_put(key, content, namespace=namespace.encode())
+    else:  # Ray's function of that name has no bound, and calls this
+        client = internal_kv_get_gcs_client()
+        client.internal_kv_put(
+            key, content, overwrite=True, namespace=namespace.encode(), timeout=timeout_s
+        )
 
 
 def _delete(namespace: str, key: bytes) -> None:

@@ -11,6 +11,7 @@ import inspect
 from typing import Any
 
 import pytest
+from ray.exceptions import GetTimeoutError
 
 from core.messages import DesiredWorkers
 from deploy.supervision import ray_services
@@ -18,6 +19,7 @@ from deploy.supervision.actors import ServiceActor
 from deploy.supervision.controller import Controller
 from deploy.supervision.ray_services import RayServices
 from tests.deploy.ray_cluster import HEAD, said_on_a_cluster
+from tests.deploy.small_deployment import IdlePlan
 
 PROGRAM = f"""
 import json, sys, time
@@ -167,3 +169,63 @@ def test_without_services_it_waits_instead_of_looking_again_and_again(
     monkeypatch.setattr(ray_services.time, "sleep", waits.append)
     assert RayServices("nobody").observe(1.0, DesiredWorkers(0, 0, 1)) == {}
     assert waits == [1.0]
+
+
+class Room:
+    """Where actors are created; each creation notes how far the services say to be."""
+
+    def __init__(self, *, is_taken: bool) -> None:
+        self._is_taken = is_taken
+        self.progress: list[int] = []
+        self.services = RayServices("room")
+
+    def options(self, **_options: object) -> "Room":
+        return self
+
+    def remote(self, *_arguments: object) -> object:
+        self.progress.append(self.services.num_calls)
+        if self._is_taken:
+            raise ValueError("the name is taken")
+        return object()
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_each_of_many_starts_in_a_row_is_progress_though_the_name_be_taken(
+    *, is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a hundred of them, each slow, would seem to be one that hangs."""
+    room = Room(is_taken=is_taken)
+    monkeypatch.setattr(ray_services, "RemoteServiceActor", room)
+    plan = IdlePlan(("obey", "obey"))
+    names = [f"decode-{number}" for number in range(5)]
+    for name in names:
+        room.services.start(name, "decode", "a", plan.launch("decode", name))
+    assert room.progress == sorted(set(room.progress))
+    if is_taken:
+        room.progress.clear()
+        room.services.start_waiting()
+        assert len(room.progress) == len(names)
+        assert room.progress == sorted(set(room.progress))
+
+
+def test_each_answer_that_does_not_come_after_all_is_progress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    progress: list[int] = []
+    services = RayServices("late")
+
+    def wait(calls: list[object], **_options: object) -> tuple[list[object], list[object]]:
+        return calls, []
+
+    def get(_call: object, *, timeout: float) -> object:
+        assert timeout > 0
+        progress.append(services.num_calls)
+        raise GetTimeoutError
+
+    monkeypatch.setattr(ray_services.ray, "wait", wait)
+    monkeypatch.setattr(ray_services.ray, "get", get)
+    monkeypatch.setattr(ray_services.ray, "get_actor", lambda *_name, **_where: Frozen())
+    services.adopt({f"decode-{number}": "a" for number in range(5)})
+    services.observe(1.0, DesiredWorkers(0, 0, 1))
+    assert len(progress) == 5
+    assert progress == sorted(set(progress))

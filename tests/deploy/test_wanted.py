@@ -1,8 +1,8 @@
 """What the next controller finds stored: that of its own deployment, and of none that was stopped.
 
 The failures guarded against: a stop that forgets the plan of the start that followed it, a plan
-with its keys that a controller stores when its deployment has been stopped already, and a
-controller that crashes at once again and again for ever.
+with its keys that a controller stores when its deployment has been stopped already, a controller
+that crashes at once again and again for ever, and one that waits for ever for what it stores.
 """
 
 import pytest
@@ -22,6 +22,7 @@ from deploy.supervision.wanted import (
     recall,
     start_id,
 )
+from tests.deploy.ray_cluster import HEAD, said_on_a_cluster
 
 SPACE = "sluice-test"
 
@@ -40,6 +41,17 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, bytes]:
     def delete(key: bytes, *, namespace: bytes) -> None:
         kept.pop(namespace + b"/" + key, None)
 
+    class Client:
+        """Ray's own, by which a put has a bound."""
+
+        def internal_kv_put(
+            self, key: bytes, content: bytes, *, overwrite: bool, namespace: bytes, timeout: float
+        ) -> None:
+            assert overwrite
+            assert timeout == wanted.PUT_TIMEOUT_S
+            put(key, content, namespace=namespace)
+
+    monkeypatch.setattr(wanted, "internal_kv_get_gcs_client", Client)
     monkeypatch.setattr(wanted, "_internal_kv_put", put)
     monkeypatch.setattr(wanted, "_internal_kv_get", get)
     monkeypatch.setattr(wanted, "_internal_kv_del", delete)
@@ -141,3 +153,51 @@ def test_too_many_starts_in_a_minute_are_the_last_until_somebody_takes_over(
     for _ in range(MAX_STARTS * 2):
         over.count_start()
         now += STARTS_WINDOW_S / MAX_STARTS
+
+
+PROGRAM = f"""
+import json, os, signal, sys, time
+import psutil
+import ray
+from deploy.supervision import wanted
+from deploy.supervision.desired import Desired
+from ray.exceptions import RpcError
+
+ray.init(sys.argv[1], logging_level="ERROR", log_to_driver=False, _node_ip_address={HEAD!r})
+port = sys.argv[1].rpartition(":")[2]
+(control_service,) = [
+    process
+    for process in psutil.process_iter(["name", "cmdline"])
+    if process.info["name"] == "gcs_server" and f"--gcs_server_port={{port}}" in process.cmdline()
+]
+def plan(name):
+    return wanted.Wanted(name, Desired({{}}), {{}})
+
+store = wanted.WantedStore("space", wanted.Beginning(plan("first")), "controller")
+store.begin()
+said = {{"begun": wanted.recall("space").plan}}
+store.put(plan("second"))
+said["put"] = wanted.recall("space").plan
+wanted.PUT_TIMEOUT_S = 2.0
+control_service.suspend()
+try:
+    store.put(plan("third"))
+except RpcError as error:
+    said["stopped"] = str(error)
+finally:
+    control_service.resume()
+wanted.PUT_TIMEOUT_S = 60.0
+store.put(plan("fourth"))
+said["goes_on"] = wanted.recall("space").plan
+ray.shutdown()
+print(json.dumps(said))
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_what_a_stopped_control_service_does_not_take_is_given_up_in_time() -> None:
+    said = said_on_a_cluster(PROGRAM, timeout_s=200.0)
+    assert "Deadline" in said.pop("stopped")
+    assert said == {"begun": "first", "put": "second", "goes_on": "fourth"}
