@@ -156,14 +156,16 @@ def _mismatches(config: SluiceConfig) -> Iterator[Fault]:
     if delay_s >= timeout_s:
         yield Fault(
             (("router", "drain_delay_s"), ("deploy", "drain_timeout_s")),
-            f"router.drain_delay_s: {delay_s} leaves no time to finish requests in; give less than "
+            "router.drain_delay_s",
+            f"{delay_s} leaves no time to finish requests in; give less than "
             f"deploy.drain_timeout_s ({timeout_s})",
         )
     port = config.router.control_port
     if port and port == config.router.port:
         yield Fault(
             (("router", "control_port"), ("router", "port")),
-            f"router.control_port: {port} is router.port too, and one process listens on both; "
+            "router.control_port",
+            f"{port} is router.port too, and one process listens on both; "
             "give another one, or 0 for a free one",
         )
     if config.deploy.prefill:
@@ -194,4 +196,4 @@ def _within(fault: Fault, role: Role, overrides: Mapping[str, Mapping[str, objec
         (role, *place) if place[1:2] and place[1] in overrides.get(place[0], {}) else place
         for place in fault.places
     )
-    return Fault(places, f"{role}.{fault.text}")
+    return Fault(places, f"{role}.{fault.name}", fault.reason)

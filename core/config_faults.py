@@ -30,14 +30,20 @@ class Fault:
 
     places: tuple[Place, ...]
     """The field, or all fields that do not go together."""
-    text: str
-    """The field's name, what is wrong, and the value."""
+    name: str
+    """Of the field, or of whose it is."""
+    reason: str
+    """What is wrong, the value, and what to write instead."""
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return f"{self.name}: {self.reason}"
 
     def after(self, origins: Sequence[Origin]) -> str:
         """Return the text as it follows ``origins``: the name only if it is not the end of them."""
-        name, _, rest = self.text.partition(": ")
-        is_named = [str(origin) for origin in origins] == [f"--set {name}"]
-        return rest if is_named else self.text
+        is_named = len(origins) == 1 and str(origins[0]).endswith(f" {self.name}")
+        return self.reason if is_named else self.text
 
 
 def list_faults(error: ValidationError, root: type[BaseModel]) -> list[Fault]:
@@ -53,7 +59,7 @@ def _fault(details: ErrorDetails, root: type[BaseModel]) -> Fault:
     places = (path,)
     match details["type"]:
         case "extra_forbidden":
-            return Fault(places, f"{name}: unknown; {_suggestion([*path], root)}")
+            return Fault(places, name, f"unknown; {_suggestion([*path], root)}")
         case "finite_number":
             reason, value = "give a finite number", _shown(details["input"])
         case "string_pattern_mismatch":
@@ -70,7 +76,7 @@ def _fault(details: ErrorDetails, root: type[BaseModel]) -> Fault:
         case _:
             reason = details["msg"].removeprefix("Value error, ")
             value = _shown(details["input"])
-    return Fault(places, f"{name}: {reason} (got {value})")
+    return Fault(places, name, f"{reason} (got {value})")
 
 
 def _shown(value: object) -> str:

@@ -57,8 +57,8 @@ def _block_sizes(
 
 
 def _fault(place: tuple[str, str], values: tuple[object, object], fix: str) -> Fault:
-    name = ".".join(place)
     return Fault(
         (("prefill", *place), ("decode", *place), place),
-        f"{name}: prefill {values[0]!r}, decode {values[1]!r}: no KV can cross; {fix}",
+        ".".join(place),
+        f"prefill {values[0]!r}, decode {values[1]!r}: no KV can cross; {fix}",
     )

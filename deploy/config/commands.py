@@ -90,7 +90,7 @@ def _limits(config: SluiceConfig) -> Iterator[Fault]:
                 check_limits(config.for_role(role))
         except ConfigError as error:
             place = ("engine", "tensor_parallel_size")
-            yield Fault(((role, *place), place), f"{role} workers: {error}")
+            yield Fault(((role, *place), place), f"{role} workers", str(error))
 
 
 def _line(fault: Fault, settings: ConfigLayer) -> int:

@@ -30,7 +30,7 @@ def unlike_ranks(config: SluiceConfig) -> Iterator[Fault]:
             heads_of_rank(num_kv_heads, rank=0, num_ranks=own.engine.tensor_parallel_size)
         except ConfigError as error:
             place = ("engine", "tensor_parallel_size")
-            yield Fault(((role, *place), place), f"{role} workers: engine.{error}")
+            yield Fault(((role, *place), place), f"{role} workers", f"engine.{error}")
 
 
 def missing_here(config: SluiceConfig) -> Iterator[Fault]:
@@ -39,13 +39,13 @@ def missing_here(config: SluiceConfig) -> Iterator[Fault]:
         try:
             _load_keys(config.security.keys_dir)
         except (ConfigError, OSError) as error:
-            yield Fault((("security", "keys_dir"),), f"on this machine: {error}")
+            yield Fault((("security", "keys_dir"),), "on this machine", str(error))
     name = config.for_role("decode").transfer.transport
     if name in {"nixl", "ucxx"} and find_spec(name) is None:
         yield Fault(
             (("decode", "transfer", "transport"), ("transfer", "transport")),
-            f"transfer.transport={name} does not load on this machine; pip install {name}-cu12, or "
-            "give auto",
+            "transfer.transport",
+            f"{name} does not load on this machine; pip install {name}-cu12, or give auto",
         )
 
 
