@@ -4,6 +4,11 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+# No test asserts a time: how long an example takes tells how busy the machine is.
+settings.register_profile("sluice", deadline=None)
+settings.load_profile("sluice")
 
 
 @pytest.fixture(autouse=True)
