@@ -70,7 +70,7 @@ class Lifecycle:
         self.drain = asyncio.Event()
         """Take nothing new, finish what there is, then end."""
         self.desired: DesiredWorkers | None = None
-        """What the supervisor has told last; None: nothing yet."""
+        """What the controller has told last; None: nothing yet."""
         self._heard_at: float | None = None
         """When that was."""
         self._clock = clock
@@ -94,11 +94,11 @@ class Lifecycle:
         )
 
     def hear(self, desired: DesiredWorkers) -> None:
-        """Take what the supervisor tells with each question after the health. Any thread may."""
+        """Take what the controller tells with each question after the health. Any thread may."""
         self.desired, self._heard_at = desired, self._clock()
 
-    def supervisor_silence_s(self) -> float | None:
-        """Return how long ago the supervisor was heard; None: never, so nobody may supervise."""
+    def controller_silence_s(self) -> float | None:
+        """Return how long ago the controller was heard; None: never, so there may be none."""
         heard_at = self._heard_at
         return None if heard_at is None else min(self._clock() - heard_at, MAX_SECONDS)
 

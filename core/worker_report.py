@@ -231,7 +231,7 @@ class WorkerReport:
             compat_hash=self._compat_hash,
             revision=self._context.revision,
             desired=self._lifecycle.desired,
-            supervisor_silence_s=self._lifecycle.supervisor_silence_s(),
+            controller_silence_s=self._lifecycle.controller_silence_s(),
         )
 
     async def _answer(self, message: AnyMessage) -> CacheReport | TraceReport | None:

@@ -94,7 +94,7 @@ class RouterAPI:
     async def status(self) -> Response:
         """Describe the workers, for ``sluice status``."""
         now_s = asyncio.get_running_loop().time()
-        desired = self.fleet.registry.desired()
+        desired = self.fleet.desired()
         workers = [
             _worker_status(worker, now_s=now_s)
             for role in ("prefill", "decode")
@@ -109,7 +109,7 @@ class RouterAPI:
                 "max_model_len": self._max_model_len(),
                 "pending_requests": self.dispatcher.admission.num_pending,
                 **_wanted_status(desired),
-                "controller_silence_s": self.fleet.registry.supervisor_silence_s(now_s=now_s),
+                "controller_silence_s": self.fleet.controller_silence_s(),
                 "workers": workers,
             }
         )

@@ -14,9 +14,11 @@ from core.channel import ChannelKeys, ClientLost, ServerChannel
 from core.config import SluiceConfig
 from core.errors import HandshakeError, TransferError
 from core.ids import Incarnation, WorkerId, new_incarnation
+from core.lifecycle import Lifecycle
 from core.messages import (
     AnyMessage,
     CacheReport,
+    DesiredWorkers,
     Failed,
     Heartbeat,
     Output,
@@ -72,6 +74,7 @@ class Fleet:
         metrics: RouterMetrics,
         probe_token_id: int,
         recorder: Recorder,
+        lifecycle: Lifecycle,
     ) -> None:
         """Listen for workers on ``host``.
 
@@ -82,7 +85,8 @@ class Fleet:
         self._silence_s = config.router.worker_silence_s
         self._keys = keys
         self._metrics = metrics
-        metrics.controller_silence.set_function(self._supervisor_silence_s)
+        self._lifecycle = lifecycle
+        metrics.controller_silence.set_function(self._shown_controller_silence_s)
         self._probe_token_id = probe_token_id
         self.incarnation: Incarnation = new_incarnation()
         self._links: dict[WorkerId, DecodeLink] = {}
@@ -300,9 +304,19 @@ class Fleet:
             for link in self._links.values():
                 link.send(peers)
 
-    def _supervisor_silence_s(self) -> float:
+    def desired(self) -> DesiredWorkers | None:
+        """Return the newest word of which workers are wanted; None: nobody has one."""
+        return self.registry.desired(self._lifecycle.desired)
+
+    def controller_silence_s(self) -> float | None:
+        """Return how long ago the controller told anybody anything; None: nobody was ever told."""
+        now_s = asyncio.get_running_loop().time()
+        here_s = self._lifecycle.controller_silence_s()
+        return self.registry.controller_silence_s(now_s=now_s, here_s=here_s)
+
+    def _shown_controller_silence_s(self) -> float:
         """NaN, which no alert compares with anything, where nobody was ever told anything."""
-        silence_s = self.registry.supervisor_silence_s(now_s=asyncio.get_running_loop().time())
+        silence_s = self.controller_silence_s()
         return math.nan if silence_s is None else silence_s
 
     def _count_workers(self) -> None:
@@ -314,7 +328,7 @@ class Fleet:
                 counts[role, state] += 1
         for (role, state), count in counts.items():
             self._metrics.workers.labels(role=role, state=state).set(count)
-        desired = self.registry.desired()
+        desired = self.desired()
         # Kept when the last worker is gone: that is what an alert has to know of.
         if desired is not None:
             self._metrics.workers_desired.labels(role="prefill").set(desired.prefill)

@@ -1,6 +1,6 @@
 """Which workers there are, as their heartbeats tell. Pure: the time comes in as an argument."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -9,10 +9,6 @@ import msgspec
 from core.ids import Incarnation, WorkerId
 from core.messages import DesiredWorkers, Heartbeat, PrefillPeer, Role
 from core.messages.serving import MAX_PEERS
-
-
-def _nothing() -> None:
-    return None
 
 
 class Change(Enum):
@@ -64,10 +60,6 @@ class WorkerRegistry:
 
     silence_s: float
     """After this long without a heartbeat a worker is gone."""
-    told_here: Callable[[], DesiredWorkers | None] = _nothing
-    """What whoever supervises this router has told it of the workers, though none of them lives."""
-    silence_here_s: Callable[[], float | None] = _nothing
-    """How long that has been; None: it never did."""
     lost_shown_s: float = 300.0
     """How long an operator is told of a worker that was lost and has not come back."""
     _lost: dict[WorkerId, Worker] = field(default_factory=dict[WorkerId, Worker])
@@ -159,24 +151,32 @@ class WorkerRegistry:
         """Yield the living workers of ``role``."""
         return (w for w in self._workers.values() if w.heartbeat.role == role)
 
-    def desired(self) -> DesiredWorkers | None:
-        """Return the newest word of which workers are wanted; None: nobody has one."""
-        words = [self.told_here(), *(w.heartbeat.desired for w in self._workers.values())]
+    def desired(self, told_here: DesiredWorkers | None) -> DesiredWorkers | None:
+        """Return the newest word of which workers are wanted; None: nobody has one.
+
+        Args:
+            told_here: What the controller has told this router, though no worker lives.
+        """
+        words = [told_here, *(w.heartbeat.desired for w in self._workers.values())]
         told = [word for word in words if word is not None]
         return max(told, key=lambda word: (word.generation, word.edition), default=None)
 
-    def supervisor_silence_s(self, *, now_s: float) -> float | None:
-        """Return how long ago the supervisor told anybody anything; None: nobody was ever told.
+    def controller_silence_s(self, *, now_s: float, here_s: float | None) -> float | None:
+        """Return how long ago the controller told anybody anything; None: nobody was ever told.
 
-        The one who was told last counts: a supervisor that is silent to one worker is not silent.
+        The one who was told last counts: a controller that is silent to one worker is not silent.
+
+        Args:
+            now_s: As of ``observe``.
+            here_s: How long ago it told this router anything; None: it never did.
         """
         silences = [
-            worker.heartbeat.supervisor_silence_s + max(now_s - worker.last_seen_s, 0.0)
+            worker.heartbeat.controller_silence_s + max(now_s - worker.last_seen_s, 0.0)
             for worker in self._workers.values()
-            if worker.heartbeat.supervisor_silence_s is not None
+            if worker.heartbeat.controller_silence_s is not None
         ]
-        if (here := self.silence_here_s()) is not None:
-            silences.append(here)
+        if here_s is not None:
+            silences.append(here_s)
         return min(silences, default=None)
 
     def usable(self, role: Role) -> list[Worker]:

@@ -96,9 +96,8 @@ async def run_router(context: RouterContext, lifecycle: Lifecycle) -> None:
             metrics=metrics,
             probe_token_id=card.probe_token_id,
             recorder=Recorder(time.monotonic, max_requests=config.trace_requests),
+            lifecycle=lifecycle,
         )
-        fleet.registry.told_here = lambda: lifecycle.desired
-        fleet.registry.silence_here_s = lifecycle.supervisor_silence_s
         dispatcher = Dispatcher(config, fleet, card.tokenizer, metrics, card.name)
         if config.metrics.vllm_aliases:
             _export_vllm_aliases(metrics, config, fleet, dispatcher)

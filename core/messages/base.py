@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 """Raised with every change of a message: see ``tests/core/test_protocol_version.py``."""
 
 Role = Literal["prefill", "decode"]

@@ -154,6 +154,6 @@ class Heartbeat(Message, frozen=True):
     revision: Name = ""
     """Of the worker's config; workers of one role have the same but for the time of an update."""
     desired: DesiredWorkers | None = None
-    """As the worker's supervisor has told it; None: not yet."""
-    supervisor_silence_s: Seconds | None = None
-    """How long ago the supervisor last told it anything; None: never."""
+    """As the controller has told it; None: not yet."""
+    controller_silence_s: Seconds | None = None
+    """How long ago the controller last told it anything; None: never."""

@@ -85,18 +85,18 @@ async def test_an_event_loop_that_stands_still_is_silence_though_no_step_runs() 
         assert seen == [45.0]
 
 
-def test_a_supervisor_is_silent_from_its_last_word_on_and_never_before_its_first() -> None:
+def test_a_controller_is_silent_from_its_last_word_on_and_never_before_its_first() -> None:
     service = Service()
     lifecycle = service.lifecycle
     service.now += 1000.0
-    assert lifecycle.supervisor_silence_s() is None, "nobody supervises it"
+    assert lifecycle.controller_silence_s() is None, "nobody supervises it"
     lifecycle.hear(DesiredWorkers(0, prefill=1, decode=1))
     service.now += 40.0
-    assert lifecycle.supervisor_silence_s() == 40.0
+    assert lifecycle.controller_silence_s() == 40.0
     lifecycle.hear(DesiredWorkers(0, prefill=1, decode=1))
-    assert lifecycle.supervisor_silence_s() == 0.0
+    assert lifecycle.controller_silence_s() == 0.0
     service.now += 10.0**9  # longer than a message may say, and still heard
-    assert lifecycle.supervisor_silence_s() == MAX_SECONDS
+    assert lifecycle.controller_silence_s() == MAX_SECONDS
 
 
 async def test_stop_ends_a_service_that_has_requests() -> None:

@@ -17,7 +17,7 @@ from core.ids import Attempt, Incarnation, RequestId
 from core.messages import PROTOCOL_VERSION, Failed, Hello, decode, encode
 from tests.core.message_strategies import MESSAGE_TYPES
 
-WIRE = {6: "2f391b77df8882da"}
+WIRE = {7: "62b3390d3fd2f3da"}
 """Digest of all messages by version."""
 
 

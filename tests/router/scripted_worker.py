@@ -53,7 +53,7 @@ class ScriptedWorker:
     max_model_len: int = 512
     answers_probes: bool = True
     desired: DesiredWorkers | None = None
-    supervisor_silence_s: float | None = None
+    controller_silence_s: float | None = None
     heartbeat_interval_s: float = 0.1
     incarnation: Incarnation = field(default_factory=new_incarnation)
     generates: list[Generate] = field(default_factory=list)
@@ -153,7 +153,7 @@ class ScriptedWorker:
             load=self.load,
             state=state,  # type: ignore[arg-type]
             desired=self.desired,
-            supervisor_silence_s=self.supervisor_silence_s,
+            controller_silence_s=self.controller_silence_s,
         )
 
     def _welcome(self, client: ClientId, _hello: Hello) -> Welcome:

@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from core.channel import DeploymentKeys
 from core.config import SluiceConfig
+from core.lifecycle import Lifecycle
 from core.trace import Recorder
 from router.api import RouterAPI, create_app
 from router.dispatch import Dispatcher
@@ -37,6 +38,7 @@ async def test_every_route_is_in_the_table_and_nothing_else_is(model_path: Path)
         metrics=metrics,
         probe_token_id=card.probe_token_id,
         recorder=Recorder(lambda: 0.0, max_requests=1),
+        lifecycle=Lifecycle(),
     )
     dispatcher = Dispatcher(config, fleet, card.tokenizer, metrics, card.name)
     app = create_app(RouterAPI(card, fleet, dispatcher, metrics, max_body_nbytes=1))

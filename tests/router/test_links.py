@@ -14,6 +14,7 @@ import pytest
 from core.channel import DeploymentKeys
 from core.config import SluiceConfig
 from core.ids import Attempt, RequestId
+from core.lifecycle import Lifecycle
 from core.messages import Failed, Generate, Output
 from core.sampling import SamplingParams
 from core.trace import Recorder
@@ -49,6 +50,7 @@ async def fleet(keys: DeploymentKeys) -> AsyncIterator[Fleet]:
         metrics=RouterMetrics(),
         probe_token_id=1,
         recorder=Recorder(time.monotonic),
+        lifecycle=Lifecycle(),
     )
     running = asyncio.create_task(fleet.run(Listener()))
     yield fleet

@@ -86,7 +86,7 @@ async def test_for_how_long_the_controller_is_silent_is_shown_where_anybody_was_
     assert "sluice_controller_silence_seconds NaN" in (await router.http.get("/metrics")).text
     assert (await router.http.get("/status")).json()["controller_silence_s"] is None
 
-    worker.supervisor_silence_s = 1000.0
+    worker.controller_silence_s = 1000.0
     async with asyncio.timeout(20):
         while not await router.metric("sluice_controller_silence_seconds") >= 1000.0:  # noqa: ASYNC110
             await asyncio.sleep(0.02)

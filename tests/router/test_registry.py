@@ -119,12 +119,12 @@ def _told(worker: str, generation: int, num_decode: int) -> Heartbeat:
 def test_of_what_is_wanted_the_newest_word_counts_in_whatever_order_it_comes(
     registry: WorkerRegistry,
 ) -> None:
-    assert registry.desired() is None
+    assert registry.desired(None) is None
     registry.observe(_beat(worker=WorkerId("new")), now_s=0.0)  # not told yet
-    assert registry.desired() is None
+    assert registry.desired(None) is None
     registry.observe(_told("a", 2, num_decode=3), now_s=0.0)
     registry.observe(_told("b", 1, num_decode=2), now_s=0.1)
-    assert registry.desired() == DesiredWorkers(2, prefill=1, decode=3)
+    assert registry.desired(None) == DesiredWorkers(2, prefill=1, decode=3)
 
 
 def test_of_two_words_of_one_generation_the_later_edition_counts(registry: WorkerRegistry) -> None:
@@ -132,19 +132,17 @@ def test_of_two_words_of_one_generation_the_later_edition_counts(registry: Worke
         word = DesiredWorkers(1, prefill=0, decode=2, edition=edition, trouble=trouble)
         beat = msgspec.structs.replace(_beat(worker=WorkerId(worker)), desired=word)
         registry.observe(beat, now_s=0.0)
-    desired = registry.desired()
+    desired = registry.desired(None)
     assert desired is not None
     assert desired.trouble == ("c stays down",)
 
 
-def test_a_router_that_its_own_supervisor_has_told_knows_what_is_wanted_without_any_worker() -> (
-    None
-):
+def test_a_router_that_the_controller_has_told_knows_what_is_wanted_without_any_worker() -> None:
     word = DesiredWorkers(1, prefill=0, decode=1, trouble=("decode-0 stays down: no room",))
-    registry = WorkerRegistry(silence_s=3.0, told_here=lambda: word)
-    assert registry.desired() == word
+    registry = WorkerRegistry(silence_s=3.0)
+    assert registry.desired(word) == word
     registry.observe(_told("a", 2, num_decode=3), now_s=0.0)
-    assert registry.desired() == DesiredWorkers(2, prefill=1, decode=3)
+    assert registry.desired(word) == DesiredWorkers(2, prefill=1, decode=3)
 
 
 def test_what_a_deployment_wanted_that_is_gone_does_not_outdo_its_successor(
@@ -154,28 +152,30 @@ def test_what_a_deployment_wanted_that_is_gone_does_not_outdo_its_successor(
     registry.observe(_told("a", 7, num_decode=3), now_s=0.0)
     registry.observe(_told("b", 0, num_decode=1), now_s=4.0)
     registry.expire(now_s=4.0)
-    assert registry.desired() == DesiredWorkers(0, prefill=1, decode=1)
+    assert registry.desired(None) == DesiredWorkers(0, prefill=1, decode=1)
 
 
 def _silent(worker: str, silence_s: float | None) -> Heartbeat:
     beat = _beat(worker=WorkerId(worker))
-    return msgspec.structs.replace(beat, supervisor_silence_s=silence_s)
+    return msgspec.structs.replace(beat, controller_silence_s=silence_s)
 
 
-def test_a_supervisor_is_as_silent_as_the_worker_that_heard_it_last_says(
+def test_a_controller_is_as_silent_as_the_worker_that_heard_it_last_says(
     registry: WorkerRegistry,
 ) -> None:
     registry.observe(_silent("a", None), now_s=0.0)
-    assert registry.supervisor_silence_s(now_s=1.0) is None, "nobody supervises that one"
+    assert registry.controller_silence_s(now_s=1.0, here_s=None) is None, (
+        "nobody supervises that one"
+    )
     registry.observe(_silent("b", 40.0), now_s=0.0)
-    assert registry.supervisor_silence_s(now_s=0.0) == 40.0
-    assert registry.supervisor_silence_s(now_s=2.0) == 42.0, "since it reported"
-    registry.observe(_silent("c", 0.5), now_s=2.0)  # the supervisor is cut off from b alone
-    assert registry.supervisor_silence_s(now_s=2.0) == 0.5
+    assert registry.controller_silence_s(now_s=0.0, here_s=None) == 40.0
+    assert registry.controller_silence_s(now_s=2.0, here_s=None) == 42.0, "since it reported"
+    registry.observe(_silent("c", 0.5), now_s=2.0)  # the controller is cut off from b alone
+    assert registry.controller_silence_s(now_s=2.0, here_s=None) == 0.5
 
 
-def test_what_the_routers_own_supervisor_said_counts_too_and_is_all_where_no_worker_lives() -> None:
-    registry = WorkerRegistry(silence_s=3.0, silence_here_s=lambda: 7.0)
-    assert registry.supervisor_silence_s(now_s=0.0) == 7.0
+def test_what_the_controller_told_the_router_counts_too_and_is_all_where_no_worker_lives() -> None:
+    registry = WorkerRegistry(silence_s=3.0)
+    assert registry.controller_silence_s(now_s=0.0, here_s=7.0) == 7.0
     registry.observe(_silent("a", 40.0), now_s=0.0)
-    assert registry.supervisor_silence_s(now_s=0.0) == 7.0
+    assert registry.controller_silence_s(now_s=0.0, here_s=7.0) == 7.0
