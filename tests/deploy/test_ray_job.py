@@ -109,9 +109,16 @@ class Job:
             return []
         return [worker for worker in workers if worker.state == "ready"]
 
+    def trouble(self) -> tuple[str, ...] | None:
+        """Return who does not serve and why; None: the router does not answer just now."""
+        try:
+            return self.client.status().trouble
+        except UnreachableError:
+            return None
+
     def stays_down(self) -> list[str]:
         """Return what the router says of workers that were given up."""
-        return [line for line in self.client.status().trouble if " stays down: " in line]
+        return [line for line in self.trouble() or () if " stays down: " in line]
 
     def counts(self) -> dict[str, int]:
         """Return how many of each role serve."""
@@ -269,9 +276,12 @@ def test_an_update_that_no_worker_can_start_by_is_told_and_taken_back_and_costs_
         wait_until(lambda: len(at_rest.stays_down()) == 2, "one of each role is given up")
         for line in at_rest.stays_down():
             assert "its config cannot work: cache: a pool of " in line
-        assert before == {worker.incarnation for worker in at_rest.ready()}
+        wait_until(
+            lambda: before == {worker.incarnation for worker in at_rest.ready()},
+            "who served serves on",
+        )
         at_rest.ask("update", "--undo")
-        wait_until(lambda: at_rest.client.status().trouble == (), "nothing is told any more")
+        wait_until(lambda: at_rest.trouble() == (), "nothing is told any more")
         load.wait_for_more(8)
     status = at_rest.client.status()
     assert {worker.incarnation for worker in status.workers if worker.state == "ready"} == before
