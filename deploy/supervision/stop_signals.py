@@ -60,12 +60,14 @@ class StopSignals:
     def interrupting(self) -> Generator[None]:
         """Let a stop signal end the main thread's waits inside the ``with`` block.
 
+        For no call into Ray: what is raised amid one comes out of it as a ``SystemError``.
+
         Raises:
             StopInterrupt: a signal came, inside the block or before it.
         """
-        self._raise_if_received()
-        self._interrupts = True
         try:
+            self._interrupts = True  # first: a signal is seen by the check, or by the handler
+            self._raise_if_received()
             yield
         finally:
             self._interrupts = False
@@ -80,9 +82,9 @@ class StopSignals:
         Raises:
             StopInterrupt: a signal came before the block.
         """
-        self._raise_if_received()
-        self._ends_all = True
         try:
+            self._ends_all = True  # first, as above
+            self._raise_if_received()
             yield
         finally:
             self._ends_all = False

@@ -32,6 +32,22 @@ with signals.installed(), signals.ending_all():
 """
 
 
+ENTERS = """
+import os, signal
+from deploy.supervision.events import EventQueue
+from deploy.supervision.stop_signals import StopSignals
+
+class Signals(StopSignals):
+    def _raise_if_received(self):
+        super()._raise_if_received()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+signals = Signals(EventQueue())
+with signals.installed(), signals.ending_all():
+    print("it goes on", flush=True)
+"""
+
+
 def _wait_and_be_stopped(signals: StopSignals) -> None:
     with signals.interrupting():
         os.kill(os.getpid(), signal.SIGINT)
@@ -63,6 +79,32 @@ def test_a_signal_that_came_before_a_block_is_not_lost(block: str) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(StopInterrupt), getattr(signals, block)():
             pytest.fail("it was entered")
+
+
+def test_a_signal_just_after_the_last_look_for_one_still_leaves_the_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    signals = StopSignals(EventQueue())
+    look = signals._raise_if_received
+
+    def look_and_be_stopped() -> None:
+        look()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(signals, "_raise_if_received", look_and_be_stopped)
+    with signals.installed(), pytest.raises(StopInterrupt), signals.interrupting():
+        pytest.fail("it was entered")
+
+
+def test_a_signal_just_after_the_last_look_for_one_still_ends_all() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", ENTERS],
+        cwd=ROOT,
+        capture_output=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (128 + signal.SIGTERM, b"", b"")
 
 
 def test_a_stop_passes_through_what_goes_on_after_any_exception() -> None:
