@@ -90,7 +90,7 @@ class Driver:
                 self.next_event(look_s)
                 if time.monotonic() > deadline:
                     raise not_ready(deploy, self.supervisor.waits() or missing())
-        self.supervisor.is_ready = True
+        self.supervisor.tolerate_failures()
 
     def wait_for_stop(self) -> None:
         """Return when a stop is asked for.
@@ -162,10 +162,12 @@ def plan_of(
         ConfigError: no worker could be started by it, or the router's port is taken.
     """
     host = session.driver_host
-    address = config.router.control_address
-    if own_router or address is None:
+    if own_router:
         port = claim_port(host, config.router.control_port, field="router.control_port")
         address = f"tcp://{host}:{port}"
+    else:
+        assert config.router.control_address is not None, "workers alone are checked for one"
+        address = config.router.control_address
     plan = DeploymentPlan(
         config=config,
         model_path=model.path,

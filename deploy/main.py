@@ -5,7 +5,7 @@ Holds only ``main``: Ray pickles classes of ``__main__`` by value, so none may l
 
 import sys
 
-EXIT_INTERRUPTED = 130
+from deploy.exit_codes import EXIT_INTERRUPTED
 
 
 def main() -> int:

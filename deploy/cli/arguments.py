@@ -10,9 +10,7 @@ from core.config import SluiceConfig
 from core.config_layers import ConfigLayer
 from deploy.commands.scale_arguments import MAX_SHOWN
 from deploy.config.settings import read_settings
-
-EXIT_USAGE = 2
-"""Nothing was started: a wrong argument, config value, file, folder or port."""
+from deploy.exit_codes import EXIT_USAGE
 
 
 class OneLineParser(argparse.ArgumentParser):

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from core.errors import ConfigError, SluiceError
 from deploy.cli.arguments import (
-    EXIT_USAGE,
     Commands,
     OneLineParser,
     add_command,
@@ -20,9 +19,7 @@ from deploy.cli.arguments import (
 from deploy.cli.preparing import add_preparing_commands, name_and_version
 from deploy.cli.running import add_running_commands
 from deploy.cluster.environment import prepare_ray_environment
-
-EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
+from deploy.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 
 
 def run(argv: Sequence[str]) -> int:

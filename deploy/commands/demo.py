@@ -15,12 +15,11 @@ from core.logs import set_up_logging
 from deploy.api_client import ApiClient
 from deploy.commands.demo_prompts import DEMO_PROMPTS, DemoPrompt
 from deploy.deployment import Deployment, running
+from deploy.exit_codes import EXIT_INTERRUPTED
 from deploy.supervision.stop_signals import StopInterrupt
 
 REQUEST_TIMEOUT_S = 120.0
 """Between two tokens of an answer."""
-EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
 SHOWN_CHARACTERS = 56
 
 

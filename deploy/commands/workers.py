@@ -38,7 +38,8 @@ def run_workers_command(
             Workers that cannot start then end nothing, since a change may mend them.
 
     Raises:
-        ConfigError: a setting that such workers need is missing, or cannot be used.
+        ConfigError: a setting that such workers need is missing, or cannot be used, or a deployment
+            that was taken over cannot go by ``config``.
         SluiceError: without ``watch``: not all became ready in time.
     """
     check(config, file, watch=watch)
@@ -48,13 +49,16 @@ def run_workers_command(
     try:
         with driving(config, console, own_router=False) as driver:
             is_detached = config.deploy.lifetime == "detached"
+            is_taken_over = _resume_or_start(driver, console)
             # One that ran before goes on, whatever happens here.
-            driver.is_left = _has_resumed(driver, console)
+            driver.is_left = is_taken_over
             if follower is not None:
                 console.print(f"following {file} (Ctrl-C stops)")
                 # Also when it ends by an error, such as a controller that stays down.
                 driver.is_left |= is_detached
                 _follow(driver, follower)
+            if is_taken_over and (refusal := driver.supervisor.apply(config)):
+                raise ConfigError(refusal)
             _wait_until_ready(driver, config)
             console.print("all workers are ready", highlight=False)
             if is_detached:
@@ -87,8 +91,8 @@ def check(config: SluiceConfig, file: Path | None, *, watch: bool) -> None:
     refuse_detached_in_private(config)
 
 
-def _has_resumed(driver: Driver, console: Console) -> bool:
-    """Start the deployment, or take over one that runs already, and return whether it does."""
+def _resume_or_start(driver: Driver, console: Console) -> bool:
+    """Take over the deployment if it runs already, else start it; return whether it was there."""
     deploy = driver.plan.deploy
     if deploy.lifetime == "detached" and driver.supervisor.resume():
         console.print(f"deployment {deploy.name!r} runs already")
@@ -103,7 +107,7 @@ def _wait_until_ready(driver: Driver, config: SluiceConfig) -> None:
     """Return once there are as many ready workers as ``config`` says.
 
     Raises:
-        ConfigError: a deployment that was taken over cannot go by ``config``.
+        ConfigError: as ``Driver.wait_until_ready``.
         SluiceError: as ``Driver.wait_until_ready``.
     """
     wanted = sum(config.deploy.counts.values())
@@ -112,8 +116,6 @@ def _wait_until_ready(driver: Driver, config: SluiceConfig) -> None:
         states = [row.state for row in driver.supervisor.services()]
         return states.count("ready") >= wanted
 
-    if driver.is_left and (refusal := driver.supervisor.apply(config)):
-        raise ConfigError(refusal)
     driver.wait_until_ready(is_ready, lambda: "workers still load", LOOK_S / 4)
 
 
@@ -124,7 +126,7 @@ def _follow(driver: Driver, watch: ConfigWatch) -> NoReturn:
         StopInterrupt: it is.
         SluiceError: the controller is gone for good.
     """
-    driver.supervisor.is_ready = True  # no worker's failure ends the rest: a change may mend it
+    driver.supervisor.tolerate_failures()  # a change of the file may mend it
     look_at = time.monotonic()
     room = RoomWatch(look_at)
     with driver.interruptible():

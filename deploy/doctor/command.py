@@ -23,8 +23,8 @@ from deploy.doctor.paths import (
 )
 from deploy.doctor.peer import Seen
 from deploy.doctor.trial import probe
+from deploy.exit_codes import EXIT_FAILED
 
-EXIT_FAILED: Final = 1
 TCP_ONLY: Final = {"TLS": "tcp"}
 _STYLE: Final[dict[Level, str]] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 

@@ -43,7 +43,7 @@ def stop_all(namespace: str, grace_s: float, *, of: ActorHandle[Any] | None = No
     if controller is not None:
         ray.kill(controller, no_restart=True)
     wanted.clear(namespace, start)  # at once: who stops may be killed while services end
-    services = _with_process(services_of(namespace))
+    services = _end_waiting(services_of(namespace))
     for service in services.values():
         service.expect_stop.remote()
     # The router first: it ends what is pending, and does not take the workers' end for a loss.
@@ -63,7 +63,7 @@ def _halt(controller: ActorHandle[Any], timeout_s: float) -> None:
         log.debug("event=not_halted reason=%s", last_line(error))
 
 
-def _with_process(services: dict[str, Any]) -> dict[str, Any]:
+def _end_waiting(services: dict[str, Any]) -> dict[str, Any]:
     """Kill what waits for room, or for its process to be up, and return the others."""
     up = {name: actor for name, actor in services.items() if is_up(actor)}
     for name, actor in services.items():

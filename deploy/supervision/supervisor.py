@@ -63,8 +63,7 @@ class Supervisor:
         self._sentinel: ActorHandle[Any] | None = None
         self._stopping = threading.Event()
         self._listener: threading.Thread | None = None
-        self.is_ready = False
-        """A config that a service refuses ends a deployment that has never been ready."""
+        self._tolerates_failures = False
 
     def resume(self) -> bool:
         """Take over a detached deployment of this name, and return whether there is one.
@@ -203,13 +202,21 @@ class Supervisor:
         self._follow_up(event)
         return event
 
+    def tolerate_failures(self) -> None:
+        """Take no worker's failure for the end of the deployment any more.
+
+        Before, such as until it is ready, one whose config cannot work, or that dies again and
+        again, ends it.
+        """
+        self._tolerates_failures = True
+
     def _follow_up(self, event: Event) -> None:
         match event:
-            case ServiceEnded(name, str(error)) if not self.is_ready:
+            case ServiceEnded(name, str(error)) if not self._tolerates_failures:
                 raise ConfigError(f"{name}: {error}")
             case GaveUp("router" | controller.NAME as name, reason):
                 raise SluiceError(f"{name} stays down: {reason}")
-            case GaveUp(name, reason) if not self.is_ready:
+            case GaveUp(name, reason) if not self._tolerates_failures:
                 raise SluiceError(f"{name} stays down: {reason}")
             case _:
                 pass
