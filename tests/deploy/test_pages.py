@@ -69,3 +69,17 @@ def test_every_command_that_a_page_names_is_one_of_sluice(
     named = set(re.findall(r"(?:^|[`/$] *)sluice ([a-z]+)", code_of(page), re.MULTILINE))
     assert "serve" in commands
     assert named - commands == set()
+
+
+def missing_on_the_map(page: str) -> list[str]:
+    """Return the files of ``deploy/supervision`` that the section of ``page`` about it lacks."""
+    section = page.partition("\n## Who starts, drains and ends the processes\n")[2]
+    named = set(re.findall(r"\b[a-z_]+\.py\b", section.partition("\n## ")[0]))
+    files = {path.name for path in (ROOT / "deploy" / "supervision").glob("*.py")}
+    return sorted(files - named - {"__init__.py"})
+
+
+def test_every_file_that_supervises_is_on_the_map_of_the_architecture() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert missing_on_the_map(page) == []
+    assert missing_on_the_map(page.replace("`watchdog.py`", "")) == ["watchdog.py"]
