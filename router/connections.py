@@ -3,6 +3,7 @@
 The server's own protocol takes a head of any length, waits for it for ever, and, where a client has
 sent its next request already, does not tell the running one that the client has left. Told to end,
 it drops the requests that it reads from then on. Of what is no HTTP it does not say who sent it.
+Where a client would rather speak another protocol, it drops its body, and what follows.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from router.http10 import UnchunkedApp
 from router.responses import ErrorBody, Problem, to_json
-from router.strangers import Strangers, what_it_is
+from router.strangers import BEGINNING_NBYTES, FOR_A_PROXY, Strangers, what_it_is
 
 HEAD_TIMEOUT_S: Final = 30.0
 """From a connection, or from the first byte of a later request, to the end of its headers."""
@@ -42,6 +43,8 @@ class BoundedConnection(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _cycles: tuple[RequestResponseCycle, ...] = ()
     """Of requests that are not answered yet, the one that runs first."""
+    _beginning: bytes = b""
+    """Of what the connection has sent, as far as ``what_it_is`` looks at it."""
     _is_leaving: bool = False
     """Whether the connection ends when nothing is unanswered any more."""
 
@@ -64,16 +67,13 @@ class BoundedConnection(HttpToolsProtocol):
             cycle.message_event.set()
 
     def data_received(self, data: bytes) -> None:
-        """See ``asyncio.Protocol``; a wish to upgrade is passed over, as RFC 9110, 7.8 allows."""
-        is_first = not self._head_nbytes and not self._cycles
+        """See ``asyncio.Protocol``."""
+        self._beginning += data[: BEGINNING_NBYTES - len(self._beginning)]
         self._unset_keepalive_if_required()
-        assert self.parser is not None, "it is until the connection is lost"
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass
+            self._parse(data)
         except httptools.HttpParserError as error:
-            reason = what_it_is(data if is_first else b"", error)
+            reason = what_it_is(b"" if self._cycles else self._beginning, error)
             self._strangers.tell(self.client, reason, now=self.loop.time())
             self._refuse(400, f"this is no HTTP/1.1 request: {reason}")
             return
@@ -82,6 +82,40 @@ class BoundedConnection(HttpToolsProtocol):
         self._head_nbytes += len(data)
         if self._head_nbytes > MAX_HEAD_NBYTES:
             self._refuse(431, f"the headers are longer than {MAX_HEAD_NBYTES} bytes; send fewer")
+
+    def _parse(self, data: bytes) -> None:
+        """Feed the parser; a wish to upgrade is passed over, as RFC 9110, 7.8 allows.
+
+        The parser takes a request that has one to have no body and to be the last before another
+        protocol. So it is parsed without: by another parser, as this one may take the connection
+        to be over.
+        """
+        rest = memoryview(data)
+        while rest:
+            try:
+                self.parser.feed_data(rest)
+            except httptools.HttpParserUpgrade as wish:
+                head = self._head_without_wish()
+                self.parser = httptools.HttpRequestParser(self)
+                # As the server's own: a client may have sent more behind its last request.
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                self.parser.feed_data(head)
+                rest = rest[wish.args[0] :]
+            else:
+                return
+
+    def _head_without_wish(self) -> bytes:
+        """Return the head that was read last, without its wish to upgrade.
+
+        Raises:
+            HttpParserError: it asks for a tunnel, which is another thing.
+        """
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        if method == b"CONNECT":
+            raise httptools.HttpParserInvalidMethodError(FOR_A_PROXY)
+        lines = [b"%b %b HTTP/%b" % (method, self.url, version.encode())]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
 
     def on_message_begin(self) -> None:
         """See ``httptools``."""
@@ -96,13 +130,19 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """See ``httptools``."""
+        if self.parser.should_upgrade():
+            return  # comes again, without
         self._head_nbytes = None
         self._stop_timer()
-        assert self.parser is not None, "it calls this"
         if self.parser.get_http_version() == "1.0":
             self.expect_100_continue = False  # knows no such answer: RFC 9110, 10.1.1
         super().on_headers_complete()
         self._cycles = (*self._unanswered(), self.cycle)
+
+    def on_message_complete(self) -> None:
+        """See ``httptools``."""
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         """Run ``app`` for one request."""

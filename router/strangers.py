@@ -15,17 +15,21 @@ log = logging.getLogger(__name__)
 LOG_INTERVAL_S: Final = 10.0
 MAX_ADDRESSES: Final = 1024
 """Remembered, those that were told last."""
+FOR_A_PROXY: Final = "it is meant for a proxy, which this is not"
 _BEGINNINGS: Final = {
     b"\x16": "it is TLS: speak http, or put TLS in front",
     b"PRI * HTTP/2": "it is HTTP/2: speak HTTP/1.1, or put a proxy in front",
-    b"CONNECT ": "it is meant for a proxy, which this is not",
+    b"CONNECT ": FOR_A_PROXY,
 }
+BEGINNING_NBYTES: Final = max(map(len, _BEGINNINGS))
+"""How much of what a connection has sent is looked at."""
 
 
 def what_it_is(first: bytes, parse_error: Exception) -> str:
     """Return what a connection that began with ``first`` speaks, and what to do about it.
 
-    ``first`` is empty where the connection spoke HTTP before.
+    ``first`` need be no longer than ``BEGINNING_NBYTES``, and is empty where the connection spoke
+    HTTP before.
     """
     for start, told in _BEGINNINGS.items():
         if first.startswith(start):

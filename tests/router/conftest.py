@@ -14,9 +14,11 @@ from openai import AsyncOpenAI
 from core.channel import DeploymentKeys
 from core.config import SluiceConfig
 from core.lifecycle import Lifecycle
+from router.connections import BoundedConnection
 from router.server import RouterAddress, RouterContext, run_router
 from router.tokenizer import Tokenizer
 from tests.router.model_folder import make_model_folder
+from tests.router.raw_connections import SendInPieces
 from tests.router.scripted_worker import Script, ScriptedWorker
 
 MODEL = "test-model"
@@ -110,6 +112,28 @@ async def start_router(model_path: Path, tokenizer: Tokenizer) -> AsyncIterator[
 async def router(start_router: StartRouter) -> RunningRouter:
     """A router with short bounds."""
     return await start_router()
+
+
+@pytest.fixture
+def send_in_pieces(monkeypatch: pytest.MonkeyPatch) -> SendInPieces:
+    """Send to the test's routers so that what is sent in two pieces is received in two."""
+    taken: asyncio.Queue[bytes] = asyncio.Queue()
+    take = BoundedConnection.data_received
+
+    def tell_and_take(connection: BoundedConnection, data: bytes) -> None:
+        taken.put_nowait(data)
+        take(connection, data)
+
+    async def send(writer: asyncio.StreamWriter, *pieces: bytes) -> None:
+        while not taken.empty():
+            taken.get_nowait()
+        for piece in pieces:
+            writer.write(piece)
+            async with asyncio.timeout(20):
+                assert await taken.get() == piece
+
+    monkeypatch.setattr(BoundedConnection, "data_received", tell_and_take)
+    return send
 
 
 @asynccontextmanager

@@ -8,8 +8,6 @@ left, since it had sent its next one already.
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
@@ -19,30 +17,12 @@ from router import strangers as strangers_room
 from router.strangers import Strangers
 from tests.router.conftest import MODEL, RunningRouter
 from tests.router.model_folder import EOS
+from tests.router.raw_connections import SendInPieces, answer_of, connected
 from tests.router.scripted_worker import ScriptedWorker, say
 
 BODY = json.dumps({"model": MODEL, "prompt": "a", "max_tokens": 100}).encode()
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n" % len(BODY)
 ASKED = HEAD + b"\r\n" + BODY
-Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-@asynccontextmanager
-async def connected(router: RunningRouter) -> AsyncIterator[Connection]:
-    host, _, port = router.address.http.removeprefix("http://").rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    try:
-        yield reader, writer
-    finally:
-        writer.close()
-
-
-async def answer_of(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
-    """Return status and error of the last answer of a connection, which then ends."""
-    async with asyncio.timeout(10):
-        content = await reader.read(-1)
-    head, _, body = content.partition(b"\r\n\r\n")
-    return int(head.split()[1]), json.loads(body)["error"]
 
 
 async def test_headers_that_do_not_end_are_refused_before_they_fill_the_memory(
@@ -172,18 +152,16 @@ async def test_the_log_tells_who_sent_what_is_no_http_and_what_it_was_once(
     assert reason in told.getMessage()
 
 
-async def test_a_wish_to_upgrade_is_passed_over_without_a_word_in_the_log(
-    router: RunningRouter, caplog: pytest.LogCaptureFixture
+async def test_http_2_is_told_so_wherever_its_beginning_is_cut(
+    router: RunningRouter, send_in_pieces: SendInPieces
 ) -> None:
-    """As ``curl --http2`` asks by default."""
-    wish = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMA\r\n"
-    async with connected(router) as (reader, writer):
-        for _ in range(2):
-            writer.write(b"GET /livez HTTP/1.1\r\nhost: x\r\n" + wish + b"\r\n")
-            async with asyncio.timeout(20):
-                assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")
-                await reader.readuntil(b"}")
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    for cut in range(1, len(preface)):
+        async with connected(router) as (reader, writer):
+            await send_in_pieces(writer, preface[:cut], preface[cut:])
+            status, error = await answer_of(reader)
+        assert status == 400
+        assert "it is HTTP/2: speak HTTP/1.1" in error["message"], cut
 
 
 def test_each_address_is_told_once_in_a_while_with_how_many_came(
