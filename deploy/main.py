@@ -5,14 +5,15 @@ Holds only ``main``: Ray pickles classes of ``__main__`` by value, so none may l
 
 import sys
 
+from deploy.cli.importing import ended_by_ctrl_c
 from deploy.exit_codes import EXIT_INTERRUPTED
 
 
 def main() -> int:
     """Run the command line and return its exit code."""
     try:
-        # Imported here: Ctrl-C amid the imports, which take a second, is no error to be shown.
-        from deploy.cli.parser import run  # noqa: PLC0415
+        with ended_by_ctrl_c():
+            from deploy.cli.parser import run  # noqa: PLC0415
 
         return run(sys.argv[1:])
     except KeyboardInterrupt:

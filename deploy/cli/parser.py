@@ -16,6 +16,7 @@ from deploy.cli.arguments import (
     add_settings,
     settings_of,
 )
+from deploy.cli.importing import ended_by_ctrl_c
 from deploy.cli.preparing import add_preparing_commands, name_and_version
 from deploy.cli.running import add_running_commands
 from deploy.cluster.environment import prepare_ray_environment
@@ -86,7 +87,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     config = settings_of(arguments)
     prepare_ray_environment(config.deploy, bare_output=config.log_format == "json")
     # Imported after it: Ray reads the environment when it is imported.
-    from deploy.commands.serve import run_serve  # noqa: PLC0415
+    with ended_by_ctrl_c():
+        from deploy.commands.serve import run_serve  # noqa: PLC0415
 
     return run_serve(config)
 
@@ -94,7 +96,8 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _demo(arguments: argparse.Namespace) -> int:
     config = settings_of(arguments)
     prepare_ray_environment(config.deploy)
-    from deploy.commands.demo import run_demo  # noqa: PLC0415 - as above
+    with ended_by_ctrl_c():
+        from deploy.commands.demo import run_demo  # noqa: PLC0415 - as above
 
     return run_demo(config)
 
@@ -102,7 +105,8 @@ def _demo(arguments: argparse.Namespace) -> int:
 def _router(arguments: argparse.Namespace) -> int:
     config = settings_of(arguments)
     # Imported here: no other command needs the router's packages.
-    from deploy.commands.router import run_router_command  # noqa: PLC0415
+    with ended_by_ctrl_c():
+        from deploy.commands.router import run_router_command  # noqa: PLC0415
 
     return run_router_command(config)
 
@@ -110,7 +114,8 @@ def _router(arguments: argparse.Namespace) -> int:
 def _workers(arguments: argparse.Namespace) -> int:
     config = settings_of(arguments)
     prepare_ray_environment(config.deploy, bare_output=config.log_format == "json")
-    from deploy.commands.workers import run_workers_command  # noqa: PLC0415 - as for serve
+    with ended_by_ctrl_c():
+        from deploy.commands.workers import run_workers_command  # noqa: PLC0415 - as for serve
 
     return run_workers_command(
         config, lambda: settings_of(arguments), arguments.config, watch=arguments.watch
