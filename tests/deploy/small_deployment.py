@@ -21,7 +21,8 @@ from core.ids import Incarnation  # noqa: E402
 from deploy.cluster.environment import prepare_ray_environment  # noqa: E402
 
 CONFIG = DeployConfig(
-    stop_timeout_s=7.0, progress_timeout_s=float(os.environ.get("PROGRESS_TIMEOUT_S", "60"))
+    stop_timeout_s=float(os.environ.get("STOP_TIMEOUT_S", "7")),
+    progress_timeout_s=float(os.environ.get("PROGRESS_TIMEOUT_S", "60")),
 )
 prepare_ray_environment(CONFIG)
 
