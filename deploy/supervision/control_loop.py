@@ -7,7 +7,7 @@ services, and keeps no command and no ``sluice status`` waiting.
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -36,7 +36,7 @@ from deploy.supervision.wanted import Wanted
 log = logging.getLogger(__name__)
 
 HALT_WAIT_S = 60.0
-"""Nobody waits longer for a halt: a step that hangs then keeps no thread for its caller."""
+"""Nobody waits longer for a halt: an action that hangs then keeps no thread for its caller."""
 
 
 class Services(Protocol):
@@ -64,8 +64,13 @@ class Services(Protocol):
         """Start one, or start it anew."""
         ...
 
-    def start_waiting(self) -> None:
-        """Start those whose predecessors had their names until now."""
+    @property
+    def nameless(self) -> list[str]:
+        """Those that are to start, and whose predecessors still had their names at the last try."""
+        ...
+
+    def claim_name(self, name: str) -> None:
+        """Start one of the ``nameless`` if its name is free by now."""
         ...
 
     def drain(self, name: str) -> None:
@@ -118,7 +123,7 @@ class ControlLoop:
         self._acting = threading.Lock()
         """Held while ``step`` acts. Taken before the others."""
         self._is_halted = False
-        """Looked at with the above held."""
+        """Looked at before each action."""
         self._num_kept = 0
         """Of the thread that steps: how often it has seen to it that something is stored."""
         self._storing = threading.Lock()
@@ -235,17 +240,24 @@ class ControlLoop:
         self._store()
         self._num_kept += 1
 
-    def halt(self, wait_s: float = HALT_WAIT_S) -> None:
-        """Have ``step`` do nothing more. Returns when nothing is under way, or after ``wait_s``."""
+    def halt(self, wait_s: float = HALT_WAIT_S) -> bool:
+        """Have ``step`` begin nothing more.
+
+        Returns:
+            True as soon as nothing is under way: what has been started by then is all. False after
+            ``wait_s``: one action hangs, and may still start what it is about; it is the last.
+        """
         self._is_halted = True
-        if self._acting.acquire(timeout=wait_s):
-            self._acting.release()
+        if not self._acting.acquire(timeout=wait_s):
+            return False
+        self._acting.release()
+        return True
 
     def step(self, wait_s: float) -> bool:
         """See what there is, for ``wait_s`` at most, and do what is due.
 
         Returns:
-            False, and nothing is done, after ``halt``.
+            False after ``halt``, which may have come amid it: nothing more is begun.
         """
         observed = self._services.observe(wait_s, self._word())
         with self._acting:
@@ -260,7 +272,10 @@ class ControlLoop:
             return self._desired.word(edition, trouble)
 
     def _act(self, observed: dict[str, Observed]) -> None:
-        self._services.start_waiting()
+        for name in self._services.nameless:
+            if self._is_halted:
+                return
+            self._services.claim_name(name)
         happened = [self._hear(event) for event in self._services.take_events()]
         self._troubles.see(time.monotonic(), observed)
         with self._lock:
@@ -274,10 +289,17 @@ class ControlLoop:
             with self._lock:
                 self._revisions |= starts
             self._keep()
-        given_up = [event for action in actions if (event := self._carry_out(action, plan))]
+        given_up = list(self._carry_out_all(actions, plan))
         # After the acting, which may have started anew what these events tell of.
         self._events.append([*happened, *given_up])
         self._drop_what_is_over(observed)
+
+    def _carry_out_all(self, actions: Iterable[Action], plan: Plan) -> Iterator[Event]:
+        for action in actions:
+            if self._is_halted:
+                return
+            if event := self._carry_out(action, plan):
+                yield event
 
     def _carry_out(self, action: Action, plan: Plan) -> Event | None:
         match action:

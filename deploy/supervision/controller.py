@@ -94,9 +94,9 @@ class Controller:
         """As ``update``, and want as many workers as ``config`` says."""
         return self._loop.apply(config)
 
-    def halt(self) -> None:
-        """Do nothing more. Returns when nothing is under way: what was started by then is all."""
-        self._loop.halt()
+    def halt(self) -> bool:
+        """Begin nothing more; return whether nothing is under way any more either."""
+        return self._loop.halt()
 
     def _run(self) -> None:
         try:

@@ -147,11 +147,14 @@ class RayServices:
         seat.role, seat.revision, seat.launch = role, revision, launch
         self._meet(name, seat, SeatEvent.START_ASKED)
 
-    def start_waiting(self) -> None:
-        """Start those whose predecessors had their names until now."""
-        for name, seat in self._seats.items():
-            if seat.state is SeatState.NAMELESS:
-                self._try_create(name, seat)
+    @property
+    def nameless(self) -> list[str]:
+        """Those that are to start, and whose predecessors still had their names at the last try."""
+        return [name for name, seat in self._seats.items() if seat.state is SeatState.NAMELESS]
+
+    def claim_name(self, name: str) -> None:
+        """Start one of the ``nameless`` if its name is free by now."""
+        self._try_create(name, self._seats[name])
 
     def drain(self, name: str) -> None:
         """Have it finish what it has.

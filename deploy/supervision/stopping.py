@@ -56,9 +56,10 @@ def stop_all(namespace: str, grace_s: float, *, of: ActorHandle[Any] | None = No
 
 
 def _halt(controller: ActorHandle[Any], timeout_s: float) -> None:
-    """Have the controller start nothing after what can be found now."""
+    """Have the controller start nothing after what can be found now, unless it hangs amid that."""
     try:
-        ray.get(controller.halt.remote(), timeout=timeout_s)
+        if not ray.get(controller.halt.remote(), timeout=timeout_s):
+            log.debug("event=not_halted reason=one action is still under way")
     except RayError as error:
         log.debug("event=not_halted reason=%s", last_line(error))
 

@@ -95,6 +95,8 @@ class SlowServices:
         self.told: list[DesiredWorkers] = []
         self.events: list[Event] = []
         self.num_calls = 0
+        self.nameless: list[str] = []
+        self.claimed: list[str] = []
 
     @property
     def revisions(self) -> dict[str, str]:
@@ -115,8 +117,10 @@ class SlowServices:
         self.seen[name] = Observed(name, role, revision, "pending")
         self.num_calls += 1
 
-    def start_waiting(self) -> None:
+    def claim_name(self, name: str) -> None:
         assert not self.is_halted, "what is started now is found by nobody"
+        self.gate.pass_through()
+        self.claimed.append(name)
 
     def drain(self, name: str) -> None:
         self.gate.pass_through()
@@ -321,27 +325,42 @@ def test_a_worker_that_no_update_can_start_is_told_to_all_with_the_reason_until_
 
 
 def test_a_halt_waits_for_what_is_under_way_and_then_nothing_is_started(world: World) -> None:
-    halts = threading.Thread(target=world.loop.halt, daemon=True)
+    halted: list[bool] = []
+    halts = threading.Thread(target=lambda: halted.append(world.loop.halt()), daemon=True)
     with world.standing(world.services.gate, world.step):
         halts.start()
         assert answer(world.loop.services) == []
         assert halts.is_alive(), "what is started after it is found by nobody"
     halts.join(GATE_WAIT_S)
+    assert halted == [True]
     world.services.is_halted = True
+    world.services.nameless = ["decode-9"]
     there = dict(world.services.seen)
     world.loop.scale({"decode": 3}, {})
     assert not world.loop.step(0.0)
     assert world.services.seen == there
 
 
-def test_a_halt_that_meets_a_step_that_hangs_returns_and_that_step_is_the_last(
+def test_a_halt_that_meets_an_action_that_hangs_says_so_and_that_action_is_the_last(
     world: World,
 ) -> None:
     steps: list[bool] = []
     with world.standing(world.services.gate, lambda: steps.append(world.loop.step(0.0))):
-        answer(lambda: world.loop.halt(0.05))
+        assert not answer(lambda: world.loop.halt(0.05))
     assert steps == [False]
+    assert len(world.services.seen) == 1, "of three that were to be started"
     assert not world.loop.step(0.0)
+    assert answer(world.loop.halt)
+
+
+def test_a_halt_amid_those_that_wait_for_their_names_lets_no_other_be_started(
+    world: World,
+) -> None:
+    world.services.nameless = ["decode-7", "decode-8"]
+    with world.standing(world.services.gate, world.step):
+        assert not answer(lambda: world.loop.halt(0.05))
+    assert world.services.claimed == ["decode-7"]
+    assert world.services.seen == {}
 
 
 def test_progress_is_each_call_that_is_done_not_each_step(world: World) -> None:

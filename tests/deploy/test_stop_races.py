@@ -23,6 +23,7 @@ from core.errors import SluiceError
 from deploy.supervision import wanted
 from deploy.supervision.events import EventQueue, StopRequested
 from deploy.supervision.lookup import find_controller, namespace_of, services_of
+from deploy.supervision.outcome import Taken
 from deploy.supervision.stopping import stop_all
 from deploy.supervision.supervisor import Supervisor
 
@@ -131,7 +132,7 @@ third = deployment("third")
 said["resumed"] = third.resume()
 until(lambda: is_whole("second"))
 said["same"] = pids() == there
-said["scaled"] = ask("scale", {{"decode": 2}}, {{}})
+said["scaled"] = ask("scale", {{"decode": 2}}, {{}}) == Taken()
 until(lambda: len(pids()) == 3)
 third.stop()
 said["left"] = left()
@@ -182,5 +183,5 @@ def test_the_next_command_gives_the_services_a_controller_and_starts_none_of_the
 ) -> None:
     assert said["resumed"]
     assert said["same"]
-    assert said["scaled"] is None
+    assert said["scaled"]
     assert said["left"] == NOTHING
