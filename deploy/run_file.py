@@ -98,3 +98,13 @@ def find_session(name: str) -> RunningSession | None:
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{path} cannot be used ({error}); remove it") from error
     return session if Path(f"/proc/{session.pid}").exists() else None
+
+
+def running_here() -> list[str]:
+    """Return the names of this user's deployments that run in private sessions, sorted."""
+    names: list[str] = []
+    for path in run_file("*").parent.glob("*.json"):
+        with suppress(ConfigError):  # whoever names it is told what is wrong with it
+            if find_session(path.stem) is not None:
+                names.append(path.stem)
+    return sorted(names)

@@ -74,3 +74,10 @@ def cluster_started_here() -> str | None:
     from ray._private.utils import read_ray_address  # noqa: PLC0415 - reads the environment
 
     return read_ray_address() or None
+
+
+def file_of_cluster_started_here() -> str:
+    """Return where ``ray start`` leaves that address, unless it was given a ``--temp-dir``."""
+    from ray._common.utils import get_ray_address_file  # noqa: PLC0415 - reads the environment
+
+    return get_ray_address_file(None)

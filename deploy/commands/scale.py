@@ -14,8 +14,8 @@ from core.config import SluiceConfig
 from core.errors import ConfigError, SluiceError
 from core.messages import Role
 from deploy.cluster.environment import named_cluster, prepare_asking_environment
-from deploy.cluster.reach import cluster_started_here, joined
-from deploy.run_file import find_session
+from deploy.cluster.reach import cluster_started_here, file_of_cluster_started_here, joined
+from deploy.run_file import find_session, running_here
 from deploy.supervision.outcome import Outcome, Refused, Unchanged
 
 CALL_TIMEOUT_S = 30.0
@@ -122,8 +122,9 @@ def _found(name: str, address: str | None) -> Generator[tuple[Any, str]]:
     target = target or (session.address if session else cluster_started_here())
     if target is None:
         raise ConfigError(
-            f"no deployment called {name!r} of this user runs on this machine, and no Ray cluster "
-            "was started here; give --name or --address"
+            f"no deployment called {name!r} of this user runs on this machine{_others()}, and "
+            f"{file_of_cluster_started_here()}, where ray start leaves the address of a cluster, "
+            "has none; give --name or --address"
         )
     with joined(
         target,
@@ -134,5 +135,12 @@ def _found(name: str, address: str | None) -> Generator[tuple[Any, str]]:
     ):
         controller = find_controller(namespace)
         if controller is None and not is_stored(namespace) and not services_of(namespace):
-            raise ConfigError(f"no deployment called {name!r} runs there; give --name")
+            others = "" if named_cluster(address) else _others()
+            raise ConfigError(f"no deployment called {name!r} runs there{others}; give --name")
         yield controller, namespace
+
+
+def _others() -> str:
+    """Return which deployments of this user run on this machine, to go on in a sentence."""
+    names = running_here()
+    return f" (running here: {', '.join(names)})" if names else ""

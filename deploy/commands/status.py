@@ -1,9 +1,12 @@
 """``sluice status``: what a running deployment's router says of its workers."""
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
 from deploy.api_client import ApiClient, RouterStatus, WorkerStatus
+from deploy.supervision.trouble import who_stays_down
 
 EXIT_NOT_READY = 1
 SILENCE_TOLD_S = 30.0
@@ -39,7 +42,7 @@ def run_status(url: str) -> int:
         console.print(unsupervised, highlight=False)
     console.print(f"metrics: {url}/metrics", highlight=False)
     for worker in workers:
-        if worker.metrics_address:
+        if worker.metrics_address and worker.state != "lost":
             console.print(
                 f"metrics: {worker.metrics_address} ({worker.worker_id})", highlight=False
             )
@@ -57,12 +60,10 @@ def shortfall(status: RouterStatus) -> str | None:
     ]
     if not short:
         return None
-    if status.trouble:
-        return f"ready: {', '.join(short)}"
-    return (
-        f"ready: {', '.join(short)}; if the rest does not come up, the controller's log says why "
-        "(event=refused, event=died, event=stays_down)"
-    )
+    line = f"{', '.join(short)} ready"
+    if status.trouble or silence(status) is not None:
+        return line
+    return f"{line}; the rest is starting, and what keeps one from it is told here"
 
 
 def silence(status: RouterStatus) -> str | None:
@@ -81,17 +82,33 @@ def progress(status: RouterStatus) -> str | None:
     """Return in one line how far an update is; None: all workers are by the wanted config."""
     wanted = status.desired or {}
     parts: list[str] = []
+    is_stuck = True
     for role, revision in (status.desired_revisions or {}).items():
         there = [w for w in status.workers if w.role == role and w.state != "lost"]
         if revision and wanted.get(role) and any(w.revision != revision for w in there):
             num_new = sum(w.revision == revision and w.state == "ready" for w in there)
             parts.append(f"{num_new} of {wanted[role]} {role}")
+            is_stuck &= _is_stuck(role, wanted[role], there, status.trouble)
     if not parts:
         return None
     return (
-        f"update under way: {', '.join(parts)} ready by the wanted config; sluice update --undo "
-        "goes back"
+        f"update {'is stuck' if is_stuck else 'under way'}: {', '.join(parts)} ready by the wanted "
+        "config; `sluice update --undo` (with its --name) goes back"
     )
+
+
+def _is_stuck(
+    role: str, num_wanted: int, workers: Sequence[WorkerStatus], trouble: Sequence[str]
+) -> bool:
+    """Return whether all that is missing of ``role`` stays down.
+
+    One that loads reports nothing yet: beside one that stays down, another that an update with a
+    ``max_surge`` above one has started is not seen.
+    """
+    if any(worker.state != "ready" for worker in workers):
+        return False
+    num_down = sum(name.startswith(f"{role}-") for name in who_stays_down(trouble))
+    return num_down > 0 and num_wanted - len(workers) <= num_down
 
 
 def _state(worker: WorkerStatus) -> str:
@@ -105,14 +122,18 @@ def _table(workers: list[WorkerStatus]) -> Table:
     for name in ("running", "waiting", "queued tokens", "KV blocks free"):
         table.add_column(name, justify="right")
     for worker in sorted(workers, key=lambda worker: worker.worker_id):
-        load = worker.load
         table.add_row(
             worker.worker_id,
             _state(worker),
             worker.revision,
-            str(load.running),
-            str(load.waiting),
-            str(load.queued_tokens),
-            f"{load.free_blocks} / {load.total_blocks}",
+            *_load(worker),
         )
     return table
+
+
+def _load(worker: WorkerStatus) -> tuple[str, str, str, str]:
+    if worker.state == "lost":
+        return "-", "-", "-", "-"
+    load = worker.load
+    free = f"{load.free_blocks} / {load.total_blocks}"
+    return str(load.running), str(load.waiting), str(load.queued_tokens), free

@@ -64,10 +64,12 @@ def rebased(
 def _role_of_movable(
     name: str, role: Role, observed: Mapping[str, Observed], leaving: Mapping[str, Party]
 ) -> Party:
-    if name not in observed or observed[name].role in {role, "router"}:
-        raise ConfigError(f"{name}={role}: there is no such worker of the other role")
+    if name not in observed or observed[name].role == "router":
+        raise ConfigError(f"{name}={role}: there is no such worker; sluice status shows all")
     if name in leaving:
         raise ConfigError(f"{name}={role}: it is changing its role already")
+    if observed[name].role == role:
+        raise ConfigError(f"{name}={role}: {name} is a {role} worker already")
     state = observed[name].state
     if state in WHAT_TO_DO:
         raise ConfigError(f"{name}={role}: {name} is {state}; {WHAT_TO_DO[state]}")

@@ -4,7 +4,7 @@ A line is told from what has happened to a service and what was decided about it
 or is there no more. The end of what has been sent away is no trouble.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from core.messages.serving import MAX_TROUBLES
@@ -15,6 +15,10 @@ MAX_LINE = 400
 """Characters."""
 ROOM_WAIT_S = 30.0
 """What Ray has not placed for so long waits for room: a process of its own takes some seconds."""
+
+
+REFUSES = "refuses to start"
+STAYS_DOWN = "stays down"
 
 
 @dataclass(slots=True)
@@ -79,11 +83,11 @@ class Troubles:
                 story.ordered = None
                 if error is not None:
                     story.reason = error
-                    self._note(name, f"{name} refuses to start: {error}")
+                    self._note(name, f"{name} {REFUSES}: {error}")
             case GaveUp(name, reason):
                 if (last := self._story(name).reason) is not None:
                     event = GaveUp(name, _one_line(f"{reason}: {last}"))
-                self._note(name, f"{name} stays down: {event.reason}")
+                self._note(name, f"{name} {STAYS_DOWN}: {event.reason}")
             case ProcessStarted(name, _):
                 self._story(name).ordered = None
             case _:
@@ -140,6 +144,12 @@ class Troubles:
             self._told = lines
             self._edition = max(int(now), self._edition + 1)
         return self._edition, lines
+
+
+def who_stays_down(lines: Iterable[str]) -> set[str]:
+    """Return the names of those who stay down or refuse to start, as the ``lines`` tell."""
+    parts = [line.partition(" ") for line in lines]
+    return {name for name, _, rest in parts if rest.startswith((f"{REFUSES}:", f"{STAYS_DOWN}:"))}
 
 
 def _one_line(text: str) -> str:

@@ -173,7 +173,7 @@ def sisters_of(trace: RequestTrace) -> str | None:
     names = (
         ", ".join(choices) if len(choices) <= MAX_NAMES_SHOWN else f"{choices[0]} to {choices[-1]}"
     )
-    return f"choice {choices.index(trace.request_id)} of {len(choices)} (from 0): {names}"
+    return f"choice {choices.index(trace.request_id)}, of 0 to {len(choices) - 1}: {names}"
 
 
 def summary_of(figures: Figures) -> list[str]:

@@ -19,6 +19,7 @@ from core.errors import ConfigError
 from deploy.cli.parser import run
 from deploy.cluster.environment import cluster_address
 from deploy.cluster.reach import joined, require_listener
+from deploy.run_file import RunningSession, announced
 
 ROOT = Path(__file__).parents[2]
 HANGS_AFTER_S = 60.0
@@ -112,4 +113,21 @@ def test_where_nobody_has_started_ray_no_strange_process_is_asked(
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.setenv("SLUICE_CACHE", str(tmp_path))
     assert run(["scale", "decode=2"]) == 2
-    assert "no Ray cluster was started here; give --name or --address" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no deployment called 'sluice' of this user runs on this machine, and " in said
+    looked_at = tmp_path / "ray" / "ray_current_cluster"
+    assert f"{looked_at}, where ray start leaves the address of a cluster, has none; " in said
+    assert "give --name or --address" in said
+
+
+def test_who_asks_for_a_deployment_that_is_not_there_is_told_of_those_that_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setenv("SLUICE_CACHE", str(tmp_path))
+    session = RunningSession(address="127.0.0.1:1", token="", pid=os.getpid())
+    with announced("user7", session), announced("b", session):
+        assert run(["down", "--name", "a"]) == 2
+    said = capsys.readouterr().err
+    assert "no deployment called 'a' of this user runs on this machine (running here: b, us" in said

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from deploy.run_file import RunningSession, announced, find_session, run_file
+from deploy.run_file import RunningSession, announced, find_session, run_file, running_here
 
 SESSION = RunningSession(address="127.0.0.1:1", token="", pid=os.getpid())
+DEAD = replace(SESSION, pid=2**30)
+"""Above any pid that Linux gives."""
 
 
 def test_a_session_is_found_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,3 +53,13 @@ def test_a_second_deployment_of_one_name_says_that_the_first_is_out_of_reach(
             (record,) = caplog.records
     assert f"event=name_shared name=a pid={SESSION.pid}" in record.getMessage()
     assert find_session("a") is None
+
+
+def test_those_that_run_here_are_named_and_neither_a_dead_one_nor_what_is_no_file_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_CACHE", str(tmp_path))
+    assert running_here() == []
+    with announced("b", SESSION), announced("a.1", SESSION), announced("c", DEAD):
+        run_file("odd").write_text("no session")
+        assert running_here() == ["a.1", "b"]

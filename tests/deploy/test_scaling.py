@@ -54,6 +54,21 @@ def test_a_worker_that_is_up_changes_its_role(state: State) -> None:
     assert wanted.generation == 1
 
 
+def test_who_cannot_change_its_role_is_told_apart_from_who_has_it_already() -> None:
+    observed = seen(prefill_0="ready", decode_0="ready")
+    for name in ("decode-7", "router"):
+        observed["router"] = Observed("router", "router", "a", "ready")
+        with pytest.raises(ConfigError, match=f"{name}=decode: there is no such worker"):
+            scale(desired(1, 1), observed, {}, {name: "decode"})
+    with pytest.raises(ConfigError, match="decode-0=decode: decode-0 is a decode worker already"):
+        scale(desired(1, 1), observed, {}, {"decode-0": "decode"})
+    leaves = scale(desired(1, 1), observed, {}, {"prefill-0": "decode"})
+    roles: tuple[Role, ...] = ("prefill", "decode")
+    for role in roles:
+        with pytest.raises(ConfigError, match=f"prefill-0={role}: it is changing its role already"):
+            scale(leaves, observed, {}, {"prefill-0": role})
+
+
 def test_no_number_falls_below_none_though_a_worker_still_looks_ready() -> None:
     observed = seen(prefill_0="ready", decode_0="ready")
     with pytest.raises(ConfigError, match=r"prefill=-1: .*prefill=N"):

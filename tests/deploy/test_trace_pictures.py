@@ -242,10 +242,10 @@ def one_of(index: int, number: int) -> RequestTrace:
 
 
 def test_one_sequence_of_several_is_shown_with_its_sisters_and_how_to_choose_one() -> None:
-    told = "choice 1 of 3 (from 0): cmpl-1-0, cmpl-1-1, cmpl-1-2"
+    told = "choice 1, of 0 to 2: cmpl-1-0, cmpl-1-1, cmpl-1-2"
     assert f"{told}; --choice N shows another" in printed(one_of(1, 3))
     assert told in texts(draw(one_of(1, 3)))
-    assert "choice 7 of 128 (from 0): cmpl-1-0 to cmpl-1-127;" in printed(one_of(7, 128))
+    assert "choice 7, of 0 to 127: cmpl-1-0 to cmpl-1-127;" in printed(one_of(7, 128))
     assert "choice" not in printed(WHOLE) + draw(WHOLE)
 
 
