@@ -5,6 +5,7 @@
 
 import logging
 import os
+import shlex
 import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
@@ -132,12 +133,23 @@ def driving(
                 yield driver
         finally:
             if driver.is_left:
-                console.print("it goes on by itself; sluice down stops it")
+                down = how_to_stop(config.deploy.name, None if session.private else session.address)
+                console.print(f"it goes on by itself; {down} stops it", soft_wrap=True)
                 driver.supervisor.leave()
             else:
                 tell(console, "stopping ...", "stopping")
                 driver.supervisor.stop()
                 tell(console, "stopped", "stopped")
+
+
+def how_to_stop(name: str, address: str | None) -> str:
+    """Return the command that ends the deployment called ``name``, in the cluster it joined."""
+    words = ["sluice", "down"]
+    if name != DeployConfig().name:
+        words += ["--name", name]
+    if address is not None:
+        words += ["--address", address]
+    return shlex.join(words)
 
 
 def refuse_detached_in_private(config: SluiceConfig) -> None:

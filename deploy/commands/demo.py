@@ -63,7 +63,6 @@ def run_demo(config: SluiceConfig) -> int:
                 return EXIT_INTERRUPTED
             console.print(_table(results))
     except StopInterrupt:
-        console.print("stopped before it was ready")
         return EXIT_INTERRUPTED
     check_paths(results, config)
     return 0

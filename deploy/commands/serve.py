@@ -22,11 +22,13 @@ def run_serve(config: SluiceConfig) -> int:
     try:
         with running(config, console) as deployment:
             url = f"{deployment.url}/v1"
-            tell(console, f"serving at {url} (Ctrl-C stops)", "serving", url)
-            if config.deploy.lifetime == "detached":
+            is_detached = config.deploy.lifetime == "detached"
+            how_it_ends = "" if is_detached else " (Ctrl-C stops)"
+            tell(console, f"serving at {url}{how_it_ends}", "serving", url)
+            if is_detached:
                 deployment.leave()
             else:
                 deployment.wait_for_stop()
     except StopInterrupt:
-        console.print("stopped before it was ready")
+        pass
     return 0

@@ -53,9 +53,10 @@ def run_workers_command(
             # One that ran before goes on, whatever happens here.
             driver.is_left = is_taken_over
             if follower is not None:
-                console.print(f"following {file} (Ctrl-C stops)")
                 # Also when it ends by an error, such as a controller that stays down.
                 driver.is_left |= is_detached
+                how_it_ends = "Ctrl-C ends only that" if driver.is_left else "Ctrl-C stops"
+                console.print(f"following {file} ({how_it_ends})")
                 _follow(driver, follower)
             if is_taken_over and (refusal := driver.supervisor.apply(config)):
                 raise ConfigError(refusal)

@@ -10,7 +10,7 @@ from rich.console import Console
 from core.config import DeployConfig, SluiceConfig
 from core.errors import ConfigError
 from deploy.cluster.session import RaySession
-from deploy.driver import not_ready, plan_of, refuse_detached_in_private, tell
+from deploy.driver import how_to_stop, not_ready, plan_of, refuse_detached_in_private, tell
 from deploy.model_source import ModelFolder
 
 
@@ -29,6 +29,13 @@ def test_what_is_to_outlive_its_driver_needs_a_cluster_that_does(
     joined = DeployConfig(lifetime="detached", ray_address="10.0.0.1:6379")
     refuse_detached_in_private(SluiceConfig(deploy=joined))
     refuse_detached_in_private(SluiceConfig())
+
+
+def test_what_goes_on_by_itself_names_the_command_that_stops_it() -> None:
+    assert how_to_stop("sluice", None) == "sluice down"
+    assert how_to_stop("sluice", "auto") == "sluice down --address auto"
+    told = how_to_stop("user7", "10.0.0.1:6379")
+    assert told == "sluice down --name user7 --address 10.0.0.1:6379"
 
 
 @pytest.mark.parametrize("is_quiet", [False, True])
