@@ -44,7 +44,8 @@ class CacheControl:
 
     A worker that fell silent is asked all the same, and told as unreachable, until another life
     of it reports: it may come back with its cache as it was. Then it is told of the newest reset
-    that any worker or this router knows of, as is one that another router did not reach.
+    that any worker or this router knows of, as is one that another router did not reach. One that
+    has drained is forgotten: its cache ends with it, and serves no new request before that.
 
     Args:
         send: Queues a message to one worker's connection; lost where that is gone.
@@ -83,6 +84,11 @@ class CacheControl:
             self._behind_since[worker_id] = now
             log.warning("event=reset_told_again worker=%s epoch=%s", worker_id, self._epoch)
             self._send(client, ResetCache(UNASKED, self._epoch))
+
+    def forget(self, worker_id: WorkerId, incarnation: Incarnation) -> None:
+        """This life of the worker has drained and is gone; if it is not, it reports again."""
+        self._questions.forget(worker_id, incarnation)
+        self._behind_since.pop(worker_id, None)
 
     def take(self, report: CacheReport) -> bool:
         """Take an answer; False: nobody waits for it any more."""

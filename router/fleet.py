@@ -41,7 +41,7 @@ MIN_EXPIRY_WAIT_S = 0.02
 
 def _level_of_loss(worker: Worker | None) -> int:
     """Return how loud a worker's end is told: that of one which has drained is no trouble."""
-    has_drained = worker is not None and worker.heartbeat.state == "draining"
+    has_drained = worker is not None and worker.is_draining
     return logging.INFO if has_drained else logging.WARNING
 
 
@@ -254,17 +254,24 @@ class Fleet:
         if self._links.get(link.worker_id) is not link:
             return
         del self._links[link.worker_id]
+        worker = self.registry.lose(link.worker_id, link.incarnation)
         log.log(
-            _level_of_loss(self.registry.get(link.worker_id)),
+            _level_of_loss(worker),
             "event=link_lost worker=%s incarnation=%s reason=%s",
             link.worker_id,
             link.incarnation,
             reason,
         )
-        self.registry.lose(link.worker_id, link.incarnation)
+        if worker is not None:
+            self._forget_cache(worker)
         if self._listener is not None:
             self._listener.on_link_lost(link)
         self._notify()
+
+    def _forget_cache(self, worker: Worker) -> None:
+        """A worker that is gone keeps its cache, as far as is known, unless it has drained."""
+        if worker.is_draining:
+            self.caches.forget(worker.worker_id, worker.incarnation)
 
     async def _forget_silent(self) -> None:
         loop = asyncio.get_running_loop()
@@ -285,6 +292,7 @@ class Fleet:
                 worker.worker_id,
                 worker.incarnation,
             )
+            self._forget_cache(worker)
             link = self._links.get(worker.worker_id)
             if link is not None:
                 self._drop(link, reason="no heartbeat")

@@ -59,8 +59,8 @@ class _Question(Generic[A]):
 class Questions(Generic[A]):
     """Owned by one event loop.
 
-    A worker that fell silent is asked all the same, until another life of it reports: it may come
-    back as it was.
+    A worker that fell silent is asked all the same, until another life of it reports or whoever
+    asks has it forgotten: it may come back as it was.
     """
 
     def __init__(
@@ -77,8 +77,14 @@ class Questions(Generic[A]):
         """A worker reported over ``client``."""
         self._lives[heartbeat.worker_id] = Life(client, heartbeat)
 
+    def forget(self, worker_id: WorkerId, incarnation: Incarnation) -> None:
+        """Ask this life of the worker no more, unless it reports again."""
+        life = self._lives.get(worker_id)
+        if life is not None and life.heartbeat.incarnation == incarnation:
+            del self._lives[worker_id]
+
     def lives(self) -> list[Life]:
-        """Return the newest life of every worker that has ever reported, by name."""
+        """Return the newest life of every worker that has reported, by name."""
         return sorted(self._lives.values(), key=lambda life: life.heartbeat.worker_id)
 
     def take(self, answer: A) -> bool:

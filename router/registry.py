@@ -44,6 +44,11 @@ class Worker:
         return self.heartbeat.incarnation
 
     @property
+    def is_draining(self) -> bool:
+        """Whether this life has said that it takes nothing new and ends when it is idle."""
+        return self.heartbeat.state == "draining"
+
+    @property
     def is_usable(self) -> bool:
         """Whether new requests may be sent there."""
         return self.proven and self.heartbeat.state == "ready"
@@ -106,13 +111,13 @@ class WorkerRegistry:
         if worker is not None and worker.incarnation == incarnation:
             worker.heartbeat = msgspec.structs.replace(worker.heartbeat, state="draining")
 
-    def lose(self, worker_id: WorkerId, incarnation: Incarnation) -> bool:
-        """Forget this life of the worker; return whether it was known. It may report again."""
+    def lose(self, worker_id: WorkerId, incarnation: Incarnation) -> Worker | None:
+        """Forget and return this life of the worker; None: not known. It may report again."""
         worker = self.get(worker_id)
         if worker is None or worker.incarnation != incarnation:
-            return False
+            return None
         self._forget(worker)
-        return True
+        return worker
 
     def expire(self, *, now_s: float) -> list[Worker]:
         """Forget and return the workers that were silent for too long."""
@@ -130,7 +135,7 @@ class WorkerRegistry:
 
     def _forget(self, worker: Worker) -> None:
         del self._workers[worker.worker_id]
-        if worker.heartbeat.state != "draining":
+        if not worker.is_draining:
             self._lost[worker.worker_id] = worker
 
     def next_expiry_s(self) -> float | None:

@@ -101,6 +101,63 @@ async def test_a_worker_that_does_not_answer_is_unreachable_and_named(
     assert await reset(router) == (200, "done", {"decode-0": "done", "decode-1": "done"})
 
 
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_worker_that_has_drained_and_left_has_nothing_to_forget(
+    router: RunningRouter, role: Literal["prefill", "decode"]
+) -> None:
+    """As after scaling down: no reset could be done any more, since it never comes back."""
+    await router.start_worker(silence, worker_id="decode-0", cache_state=state_of("done"))
+    worker = await router.start_worker(
+        silence, worker_id="leaving", role=role, cache_state=state_of("done")
+    )
+    worker.state = "draining"
+    await router.until_state("leaving", "draining")
+    assert await reset(router) == (200, "done", {"decode-0": "done", "leaving": "done"})
+    await worker.die()
+    await router.until_state("leaving", None)
+
+    assert await reset(router) == (200, "done", {"decode-0": "done"})
+    shown = (await router.http.get("/v1/cache")).json()["workers"]
+    assert [worker["worker_id"] for worker in shown] == ["decode-0"]
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_worker_that_was_taken_for_gone_while_it_drained_is_asked_again(
+    start_router: StartRouter,
+    monkeypatch: pytest.MonkeyPatch,
+    role: Literal["prefill", "decode"],
+) -> None:
+    monkeypatch.setattr(cache_control, "ANSWER_TIMEOUT_S", 0.3)
+    router = await start_router()
+    worker = await router.start_worker(
+        silence, worker_id="leaving", role=role, cache_state=state_of("pending")
+    )
+    worker.state = "draining"
+    await router.until_state("leaving", "draining")
+    worker.frozen = True
+    await router.until_state("leaving", None)
+    assert await reset(router) == (200, "done", {})
+    worker.frozen = False
+    await router.until_state("leaving", "draining")
+    assert await reset(router) == (202, "pending", {"leaving": "pending"})
+
+
+async def test_a_life_that_did_not_drain_is_told_though_an_earlier_one_did(
+    start_router: StartRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_control, "ANSWER_TIMEOUT_S", 0.3)
+    router = await start_router()
+    first = await router.start_worker(silence, cache_state=state_of("done"))
+    first.state = "draining"
+    await router.until_state("decode-0", "draining")
+    second = await router.start_worker(silence, cache_state=state_of("done"))
+    await first.die()
+    assert await reset(router) == (200, "done", {"decode-0": "done"})
+    await second.die()
+    await router.until_state("decode-0", None)
+    assert await reset(router) == (202, "unreachable", {"decode-0": "unreachable"})
+
+
 async def test_show_tells_blocks_hit_rate_and_tiers_of_each_worker(router: RunningRouter) -> None:
     await router.start_worker(
         silence, worker_id="decode-0", cache_state=state_of("none", free=5, cached=3)
