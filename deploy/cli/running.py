@@ -50,12 +50,14 @@ def _update(arguments: argparse.Namespace) -> int:
     named = {"deploy.name": arguments.name}
     if arguments.undo:
         if arguments.config is not None or arguments.assignments:
-            raise ConfigError("--undo goes back to the config before; leave out --config and --set")
+            raise ConfigError(
+                "--undo goes back to the last config that served; leave out --config and --set"
+            )
         return run_undo(load_settings(None, named, []).deploy.name, arguments.address)
     if arguments.config is None and not arguments.assignments:
         raise ConfigError(
             "say what to go by: --config FILE, or --set section.field=value; --undo goes back to "
-            "the config before the last update"
+            "the last other config that served"
         )
     config = load_settings(arguments.config, named, arguments.assignments)
     return run_update(config.deploy.name, arguments.address, config)
@@ -111,8 +113,8 @@ def _add_update(commands: Commands) -> None:
     update.add_argument(
         "--undo",
         action="store_true",
-        help="go back to the config before the last update that changed it, with as many workers "
-        "as are wanted now; done twice, forth again",
+        help="go back to the last other config by which workers have served, with as many workers "
+        "as are wanted now",
     )
     _add_deployment(update, name=None)
 

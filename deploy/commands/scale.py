@@ -49,7 +49,7 @@ def run_update(name: str, address: str | None, config: SluiceConfig) -> int:
 
 
 def run_undo(name: str, address: str | None) -> int:
-    """Have the deployment go by the config before the last update that changed it.
+    """Have the deployment go by the last other config by which workers have served.
 
     Raises:
         ConfigError: there is no such deployment, or no such update.
@@ -93,7 +93,10 @@ def _ask(name: str, address: str | None, call: Callable[[Any], Any]) -> bool:
         try:
             outcome: Outcome = ray.get(call(controller), timeout=CALL_TIMEOUT_S)
         except RayError as error:
-            raise SluiceError(f"the controller of {name!r} does not answer; try again") from error
+            raise SluiceError(
+                f"the controller of {name!r} does not answer; look by sluice status whether it has "
+                "taken this, and try again if not"
+            ) from error
     if isinstance(outcome, Refused):
         raise ConfigError(outcome.reason)
     if isinstance(outcome, Unchanged):

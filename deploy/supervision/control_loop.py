@@ -134,7 +134,8 @@ class ControlLoop:
         self._lock = threading.Lock()
         """Protects the fields below. Never held for a call that may wait."""
         self._plan, self._desired = wanted.plan, wanted.desired
-        self._plan_before = wanted.plan_before
+        self._plan_before, self._has_served = wanted.plan_before, wanted.has_served
+        """As in ``Wanted``."""
         self._revisions = dict(wanted.revisions)
         """Of all services that may be there."""
         self._observed: dict[str, Observed] = {}
@@ -192,25 +193,38 @@ class ControlLoop:
                 desired = rebased(self._desired, counts, plan.revision)
             except ConfigError as error:
                 return Refused(str(error))
-            if (plan, desired.targets) == (self._plan, self._desired.targets):
-                return Unchanged()
-            if plan != self._plan:
-                self._plan, self._plan_before = plan, self._plan
-            self._desired = desired
+            is_new = (plan, desired.targets) != (self._plan, self._desired.targets)
+            if is_new:
+                self._go_by(plan)
+                self._desired = desired
+        if not is_new:
+            self._store()  # It is wanted already, but may not have been stored.
+            return Unchanged()
         self._want()
         return Taken()
 
-    def undo(self) -> Outcome:
-        """Go by the config before the last update that changed it; done twice, by that update's.
+    def _go_by(self, plan: Plan) -> None:
+        """Want ``plan``; what no worker has served by is not gone back to."""
+        if plan == self._plan:
+            return
+        if self._has_served or self._plan_before is None:
+            self._plan_before = self._plan
+        self._plan, self._has_served = plan, False
 
-        The numbers of workers stay as they are wanted now.
+    def undo(self) -> Outcome:
+        """Go by the last other config by which workers have served, or by the first one.
+
+        Said twice, it goes forth again if workers have served by what it took back. The numbers of
+        workers stay as they are wanted now.
         """
         with self._lock:
-            if self._plan_before is None:
+            plan = self._plan_before
+            if plan is None or plan == self._plan:
                 return Refused(
-                    "nothing to take back: no update has changed the config since the start"
+                    "nothing to take back: since the start, or since the last --undo, workers have "
+                    "served by no other config"
                 )
-            self._plan, self._plan_before = self._plan_before, self._plan
+            self._go_by(plan)
             self._desired = rebased(self._desired, {}, self._plan.revision)
         self._want()
         return Taken()
@@ -230,7 +244,9 @@ class ControlLoop:
         with self._storing:
             with self._lock:
                 revisions = dict(self._revisions)
-                wanted = Wanted(self._plan, self._desired, revisions, self._plan_before)
+                wanted = Wanted(
+                    self._plan, self._desired, revisions, self._plan_before, self._has_served
+                )
             if wanted != self._stored:
                 self._put(wanted)
                 self._stored = wanted
@@ -283,11 +299,12 @@ class ControlLoop:
             plan = self._plan
             self._reconciler.limit(limits_of(plan.deploy))
             actions = self._reconciler.decide(time.monotonic(), self._desired, observed)
-        starts = {action.name: action.revision for action in actions if isinstance(action, Start)}
-        if starts:
+            is_first_served = not self._has_served and self._desired.is_served(observed.values())
+            self._has_served |= is_first_served
+            starts = {each.name: each.revision for each in actions if isinstance(each, Start)}
+            self._revisions |= starts
+        if starts or is_first_served:
             # Before they exist: a controller that dies in between looks for them by their names.
-            with self._lock:
-                self._revisions |= starts
             self._keep()
         given_up = list(self._carry_out_all(actions, plan))
         # After the acting, which may have started anew what these events tell of.

@@ -1,6 +1,6 @@
 """What is desired of a deployment, what is observed of it, and the actions in between."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -57,6 +57,15 @@ class Desired:
             decode_revision=decode.revision,
             edition=edition,
             trouble=trouble,
+        )
+
+    def is_served(self, observed: "Iterable[Observed]") -> bool:
+        """Whether each role of which any are wanted has one that serves as it is wanted."""
+        ready = {(seen.role, seen.revision) for seen in observed if seen.state == "ready"}
+        return all(
+            (role, target.revision) in ready
+            for role, target in self.targets.items()
+            if target.replicas
         )
 
 

@@ -50,7 +50,9 @@ class Wanted:
     revisions: Mapping[str, str]
     """Of the services that were started, by name."""
     plan_before: Plan | None = None
-    """That of before the last update that changed it, for one that takes it back."""
+    """What an update is taken back to: the last other plan by which workers have served."""
+    has_served: bool = False
+    """Whether workers of each role have served by ``plan``."""
 
 
 def first_wanted(plan: Plan) -> Wanted:

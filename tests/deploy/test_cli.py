@@ -57,7 +57,7 @@ def one_error_line(capsys: pytest.CaptureFixture[str]) -> str:
         (["scale", "--decode", "2"], "sluice scale: error: unrecognized arguments: --decode"),
         (["update", "new.yaml"], "sluice update: error: unrecognized arguments: new.yaml"),
         (["update", "--name", "a"], "say what to go by: --config FILE, or --set"),
-        (["update", "--undo", "--set", "a=b"], "--undo goes back to the config before"),
+        (["update", "--undo", "--set", "a=b"], "--undo goes back to the last config that served"),
         (["scale"], "prefill=N"),
         (["scale", "router=2"], "'router=2'"),
         (["scale", "decode=0"], "sluice down"),

@@ -272,10 +272,20 @@ def config_of(model: str) -> SluiceConfig:
     return SluiceConfig.model_validate({"model": {"model": model}})
 
 
+def all_serve(world: World) -> None:
+    """Let all who are wanted be ready by what is wanted, and no other be there."""
+    for _ in range(12):
+        world.step()
+        for name, seen in list(world.services.seen.items()):
+            world.services.put(name, "ended" if seen.state == "draining" else "ready")
+    world.step()
+
+
 def test_an_update_that_is_taken_back_is_the_config_before_with_the_numbers_of_now(
     world: World,
 ) -> None:
     loop = world.loop
+    all_serve(world)
     assert "nothing to take back" in str(loop.undo())
     assert loop.update(config_of("a")) == Unchanged()
     assert isinstance(loop.undo(), Refused), "that update changed nothing"
@@ -285,13 +295,58 @@ def test_an_update_that_is_taken_back_is_the_config_before_with_the_numbers_of_n
 
     # When it is taken back, and again, then it goes back and forth; by a later controller, too
     for again, revision in enumerate(("a", "b", "a")):
+        all_serve(world)
+        loop = world.loop = ControlLoop(world.stored[-1], world.services, world._put)
         assert loop.undo() == Taken()
         assert world.wanted() == {"prefill": 1, "decode": 3}
         told = world.stored[-1]
         assert {target.revision for target in told.desired.targets.values()} == {revision}
         assert told.plan == OnePlan(revision_of_all=revision)
         assert told.desired.generation == 3 + again
-        loop = ControlLoop(told, world.services, world._put)
+
+
+def test_what_no_worker_has_served_by_is_not_gone_back_to(world: World) -> None:
+    """Two bad updates one after the other would otherwise be all that is gone back and forth to.
+
+    And an undo that is told twice, since its first answer was lost, stays what it is.
+    """
+    loop = world.loop
+    all_serve(world)
+    assert loop.update(config_of("bad")) == Taken()
+    world.step()
+    assert loop.update(config_of("worse")) == Taken()
+    world.step()
+    assert loop.undo() == Taken()
+    assert world.stored[-1].plan == OnePlan(revision_of_all="a")
+    assert isinstance(loop.undo(), Refused)
+    assert world.stored[-1].plan == OnePlan(revision_of_all="a")
+    all_serve(world)
+    assert loop.update(config_of("b")) == Taken()
+    assert loop.undo() == Taken()
+    assert world.stored[-1].plan == OnePlan(revision_of_all="a")
+
+
+def test_the_first_config_is_gone_back_to_though_not_all_have_served_by_it(world: World) -> None:
+    assert world.loop.update(config_of("b")) == Taken()
+    assert world.loop.undo() == Taken()
+    assert world.stored[-1].plan == OnePlan()
+
+
+def test_what_could_not_be_stored_is_stored_when_it_is_asked_for_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update called unchanged would otherwise be forgotten with this controller."""
+
+    def fail(_wanted: Wanted) -> None:
+        raise RuntimeError("Ray's control service does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.loop, "_put", fail)
+        with pytest.raises(RuntimeError):
+            world.loop.update(config_of("b"))
+    assert world.stored[-1].plan == OnePlan()
+    world.loop.update(config_of("b"))
+    assert world.stored[-1].plan == OnePlan(revision_of_all="b")
 
 
 def test_a_worker_that_no_update_can_start_is_told_to_all_with_the_reason_until_it_is_taken_back(
