@@ -75,7 +75,9 @@ class CacheStatus(msgspec.Struct, frozen=True):
     worker_id: WorkerId
     role: Role
     status: Literal["ok", "unreachable"]
-    """unreachable: it did not answer the router, and nothing below is known."""
+    """unreachable: it did not answer the router, and nothing more than ``silent_s`` is known."""
+    silent_s: float | None = None
+    """How long it had not reported to the router; None: not told."""
     blocks: dict[str, int] = {}
     """By state."""
     query_tokens: int = 0
@@ -102,6 +104,8 @@ class WorkerReset(msgspec.Struct, frozen=True):
     worker_id: WorkerId
     role: Role
     status: ResetStatus
+    silent_s: float | None = None
+    """As of ``CacheStatus``."""
 
 
 class CacheReset(msgspec.Struct, frozen=True):

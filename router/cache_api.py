@@ -35,7 +35,7 @@ class CacheAPI:
         body = {
             "status": overall,
             "workers": [
-                _identity(cache) | _how_far(status, cache.state)
+                _worker(cache) | _how_far(status, cache.state)
                 for cache, status in zip(caches, statuses, strict=True)
             ],
         }
@@ -44,11 +44,7 @@ class CacheAPI:
     async def show(self) -> Response:
         """Describe every worker's blocks and cache."""
         return JSONResponse(
-            {
-                "workers": [
-                    _identity(cache) | _described(cache) for cache in await self.control.show()
-                ]
-            }
+            {"workers": [_worker(cache) | _described(cache) for cache in await self.control.show()]}
         )
 
 
@@ -70,11 +66,12 @@ def overall_status(statuses: list[Status]) -> Status:
     return "done"
 
 
-def _identity(cache: WorkerCache) -> dict[str, object]:
+def _worker(cache: WorkerCache) -> dict[str, object]:
     return {
         "worker_id": cache.worker_id,
         "role": cache.role,
         "incarnation": cache.incarnation,
+        "silent_s": round(cache.silent_s, 1),
     }
 
 

@@ -37,6 +37,8 @@ class WorkerCache:
     incarnation: Incarnation
     state: CacheState | None
     """None: the worker did not answer in time, so nothing is known."""
+    silent_s: float
+    """For so long it had not reported when it was asked."""
 
 
 class CacheControl:
@@ -118,6 +120,7 @@ class CacheControl:
                 reply.life.heartbeat.role,
                 reply.life.heartbeat.incarnation,
                 None if reply.answer is None else reply.answer.state,
+                silent_s=reply.asked_at - reply.life.heard_at,
             )
             for reply in replies
         ]

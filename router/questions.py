@@ -34,6 +34,8 @@ class Life:
 
     client: ClientId
     heartbeat: Heartbeat
+    heard_at: float
+    """When it last reported, by the asker's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class Questions(Generic[A]):
 
     def heard(self, client: ClientId, heartbeat: Heartbeat) -> None:
         """A worker reported over ``client``."""
-        self._lives[heartbeat.worker_id] = Life(client, heartbeat)
+        self._lives[heartbeat.worker_id] = Life(client, heartbeat, self._clock())
 
     def forget(self, worker_id: WorkerId, incarnation: Incarnation) -> None:
         """Ask this life of the worker no more, unless it reports again."""

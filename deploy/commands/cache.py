@@ -12,6 +12,10 @@ from deploy.api_client import ApiClient, CacheStatus, ResetStatus, WorkerReset
 
 EXIT_NOT_DONE = 1
 POLL_INTERVAL_S = 0.25
+ASKED_AGAIN: Final = (
+    "reset again when all answer; a worker that has ended for good, but did not drain, is asked "
+    "until a new process has its name or the router starts anew"
+)
 _NOT_IN_USE = ("free", "cached")
 _BLOCKS_OF_TIER: Final = {
     Tier.DEVICE: "blocks cached",
@@ -38,6 +42,8 @@ class _Reset:
     """Its blocks in use now, by state; "": it did not answer."""
     is_due_in_storage: bool = False
     """Whether storage has not answered yet."""
+    silent_s: float | None = None
+    """How long it had not reported when it was reset; None: not told."""
 
     def take(self, cache: CacheStatus) -> None:
         """Take a later look at the worker's cache."""
@@ -47,7 +53,7 @@ class _Reset:
             return
         if cache.reset == "none":
             # A new life of the worker knows of no reset, and may find the old in storage.
-            self.status = "unreachable"
+            self.status, self.silent_s = "unreachable", None
         elif cache.storage == "failed":
             self.status = "storage_failed"
         elif "pending" not in (cache.reset, cache.storage):
@@ -59,6 +65,8 @@ class _Reset:
                 f"{self.worker_id}: storage_failed: a worker that starts later may find old "
                 "prefixes in storage; repair it and reset again"
             )
+        if self.status == "unreachable":
+            return _unreachable(self.worker_id, self.silent_s)
         if self.status != "pending":
             return f"{self.worker_id}: {self.status}"
         if self.is_due_in_storage:
@@ -91,12 +99,14 @@ def run_cache_reset(url: str, *, wait_s: float) -> int:
         waited = f"waited {wait_s:g} s; " if wait_s else ""
         again = "look again with sluice cache show, or wait with sluice cache reset --wait SECONDS"
         console.print(f"{waited}{again}", highlight=False)
+    if "unreachable" in statuses:
+        console.print(ASKED_AGAIN, highlight=False)
     return 0 if statuses <= {"done"} else EXIT_NOT_DONE
 
 
 def _wait(client: ApiClient, workers: list[WorkerReset], deadline: float) -> list[_Reset]:
     """Look at what is pending until nothing is or ``deadline`` is over, and once at least."""
-    reset_of = {w.worker_id: _Reset(w.worker_id, w.status) for w in workers}
+    reset_of = {w.worker_id: _Reset(w.worker_id, w.status, silent_s=w.silent_s) for w in workers}
     while pending := {key for key, reset in reset_of.items() if reset.status == "pending"}:
         for cache in client.caches():
             if cache.worker_id in pending:
@@ -122,7 +132,7 @@ def run_cache_show(url: str) -> int:
 
 def _lines(cache: CacheStatus) -> list[str]:
     if cache.status == "unreachable":
-        return [f"{cache.worker_id}: unreachable"]
+        return [_unreachable(cache.worker_id, cache.silent_s)]
     return [
         f"{cache.worker_id}: {sum(cache.blocks.values())} blocks: {_count(cache)}",
         f"  {_hits(cache)}",
@@ -133,6 +143,11 @@ def _lines(cache: CacheStatus) -> list[str]:
         f"  {cache.evictions} blocks evicted from the pool",
         f"  last reset: {cache.reset}{_IN_STORAGE[cache.storage]}",
     ]
+
+
+def _unreachable(worker_id: WorkerId, silent_s: float | None) -> str:
+    silence = "" if silent_s is None else f", last heard of {silent_s:.0f} s ago"
+    return f"{worker_id}: unreachable{silence}"
 
 
 def _count(cache: CacheStatus, *, but: tuple[str, ...] = ()) -> str:

@@ -53,7 +53,7 @@ class ScriptedControl:
 
     def _caches(self, answer: Answer) -> list[WorkerCache]:
         return [
-            WorkerCache(WorkerId(f"decode-{index}"), "decode", Incarnation("life"), state)
+            WorkerCache(WorkerId(f"decode-{index}"), "decode", Incarnation("life"), state, 312.4)
             for index, state in enumerate(answer)
         ]
 
@@ -102,7 +102,7 @@ def test_show_tells_what_each_tier_had_of_the_tokens_looked_up(
         "  storage: 7 blocks that this worker knows of, 20 tokens hit",
         "  7 blocks evicted from the pool",
         "  last reset: done",
-        "decode-1: unreachable",
+        "decode-1: unreachable, last heard of 312 s ago",
     ]
     assert "  no tokens looked up" in lines[8:]
 
@@ -149,7 +149,17 @@ def test_a18_a_new_life_during_the_wait_was_not_reset(
     control.after_reset = [state_of("pending", fenced=2)]
     control.looks = [[state_of("none", free=9)]]
     assert run(["cache", "reset", "--wait", "60", "--url", url]) == 1
-    assert capsys.readouterr().out == "decode-0: unreachable\n"
+    assert capsys.readouterr().out.startswith("decode-0: unreachable\nreset again when all answer")
+
+
+def test_a_reset_tells_how_long_a_worker_has_been_silent_and_when_it_is_asked_no_more(
+    control: ScriptedControl, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    control.after_reset = [state_of("done", free=2), None]
+    assert run(["cache", "reset", "--url", url]) == 1
+    done, lost, advice = capsys.readouterr().out.splitlines()
+    assert (done, lost) == ("decode-0: done", "decode-1: unreachable, last heard of 312 s ago")
+    assert advice.endswith("until a new process has its name or the router starts anew")
 
 
 def test_a18_a_reset_waits_for_storage_and_tells_that_it_failed(

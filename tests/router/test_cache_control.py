@@ -158,6 +158,21 @@ async def test_a_life_that_did_not_drain_is_told_though_an_earlier_one_did(
     assert await reset(router) == (202, "unreachable", {"decode-0": "unreachable"})
 
 
+async def test_how_long_a_worker_was_silent_is_told_as_of_the_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cache_control, "ANSWER_TIMEOUT_S", 0.05)
+    now = 10.0
+    control = CacheControl(
+        lambda _client, _message: None, incarnation=Incarnation("a"), clock=lambda: now
+    )
+    control.heard(b"0", beat_of("decode-0", ""))
+    now = 40.0
+    control.heard(b"1", beat_of("decode-1", ""))
+    now = 41.5
+    assert [cache.silent_s for cache in await control.show()] == [31.5, 1.5]
+
+
 async def test_show_tells_blocks_hit_rate_and_tiers_of_each_worker(router: RunningRouter) -> None:
     await router.start_worker(
         silence, worker_id="decode-0", cache_state=state_of("none", free=5, cached=3)

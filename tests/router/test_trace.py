@@ -151,7 +151,7 @@ def reply(*, asked_at: float, answered_at: float, now_s: float, at_s: float) -> 
     heartbeat = Heartbeat(worker, "decode", life, "tcp://x", "m", 1, None)  # type: ignore[arg-type]
     event = TraceEvent(at_s, "received", 1, {})  # type: ignore[arg-type]
     report = TraceReport(1, worker, "decode", life, now_s, (event,))
-    return Reply(Life(b"client", heartbeat), report, asked_at, answered_at)
+    return Reply(Life(b"client", heartbeat, asked_at), report, asked_at, answered_at)
 
 
 @pytest.mark.parametrize("answered_after_s", [0.0, 0.001, 0.004])
