@@ -15,7 +15,8 @@ MAX_LINE = 400
 """Characters."""
 ROOM_WAIT_S = 30.0
 """What Ray has not placed for so long waits for room: a process of its own takes some seconds."""
-
+MAX_NAMES = 3
+"""Of those who wait for room, which can be hundreds after a slip of a finger."""
 
 REFUSES = "refuses to start"
 STAYS_DOWN = "stays down"
@@ -32,8 +33,8 @@ class _Story:
     ordered: str | None = None
     """Why the death was ordered of which it has not been heard yet."""
     is_leaving: bool = False
-    waiting_since: float | None = None
-    """For room."""
+    pending_since: float | None = None
+    waits_for_room: bool = False
 
 
 class Troubles:
@@ -109,19 +110,16 @@ class Troubles:
                 story.is_leaving = True
             if seen.state in {"ready", "draining"}:
                 story.line = story.reason = None
-            self._see_waiting(now, name, story, is_pending=seen.state == "pending")
+            self._see_waiting(now, story, is_pending=seen.state == "pending")
 
-    def _see_waiting(self, now: float, name: str, story: _Story, *, is_pending: bool) -> None:
-        since = now if story.waiting_since is None else story.waiting_since
-        is_long = now - since >= ROOM_WAIT_S
-        if is_pending:
-            story.waiting_since = since
-            if is_long:
-                self._note(name, f"{name} waits for room in the cluster")
-        elif story.waiting_since is not None:
-            story.waiting_since = None
-            if is_long:
-                story.line = None
+    def _see_waiting(self, now: float, story: _Story, *, is_pending: bool) -> None:
+        if not is_pending:
+            story.pending_since, story.waits_for_room = None, False
+        elif story.pending_since is None:
+            story.pending_since = now
+        else:
+            is_long = now - story.pending_since >= ROOM_WAIT_S
+            story.waits_for_room = is_long and not story.is_leaving
 
     def _story(self, name: str) -> _Story:
         return self._stories.setdefault(name, _Story())
@@ -135,15 +133,31 @@ class Troubles:
     def told(self, now: float) -> tuple[int, tuple[str, ...]]:
         """Return of which edition the lines are, and the newest of them, the newest first.
 
+        Last comes one for all who wait for room: what else is wrong is not lost among them.
+
         Args:
             now: Seconds since the epoch.
         """
         newest_first = [story.line for story in reversed(self._stories.values()) if story.line]
-        lines = tuple(newest_first[:MAX_TROUBLES])
+        waiting = self._waiting()
+        room = MAX_TROUBLES - len(waiting)
+        if len(newest_first) > room:
+            left_out = len(newest_first) - (room - 1)
+            newest_first[room - 1 :] = [f"and {left_out} more; see the controller's log"]
+        lines = (*newest_first, *waiting)
         if lines != self._told:
             self._told = lines
             self._edition = max(int(now), self._edition + 1)
         return self._edition, lines
+
+    def _waiting(self) -> list[str]:
+        names = sorted(name for name, story in self._stories.items() if story.waits_for_room)
+        if not names:
+            return []
+        shown = ", ".join(names[:MAX_NAMES])
+        others = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+        verb = "wait" if len(names) > 1 else "waits"
+        return [f"{shown}{others} {verb} for room in the cluster"]
 
 
 def who_stays_down(lines: Iterable[str]) -> set[str]:

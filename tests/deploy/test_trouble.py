@@ -157,6 +157,18 @@ def test_who_waits_for_room_for_long_is_told_of_until_it_has_some(troubles: Trou
     assert lines(troubles) == (), "it waits anew"
 
 
+def test_who_waits_for_room_is_told_in_one_line_after_what_is_wrong(troubles: Troubles) -> None:
+    """Else the forty that a slip of a finger asked for would hide the one that cannot start."""
+    pending: dict[str, State] = {f"decode_{index}": "pending" for index in range(20, 60)}
+    for now in (NOW, NOW + ROOM_WAIT_S):
+        troubles.see(now, seen(**pending, decode_1="dead"))
+    troubles.hear(ServiceEnded("decode-1", "no"))
+    assert lines(troubles) == (
+        "decode-1 refuses to start: no",
+        "decode-20, decode-21, decode-22 and 37 more wait for room in the cluster",
+    )
+
+
 def test_every_change_is_a_higher_edition_and_a_later_controller_s_is_higher_still(
     troubles: Troubles,
 ) -> None:
@@ -177,9 +189,11 @@ def test_the_newest_few_are_told_each_in_one_line_that_a_router_takes(troubles: 
         troubles.hear(ProcessDied(f"decode-{index}", reason))
         troubles.hear(GaveUp(f"decode-{index}", "it died 4 times in a row"))
     told = lines(troubles)
-    assert [line.split()[0] for line in told] == [
-        f"decode-{98 - index}" for index in range(MAX_TROUBLES)
+    *shown, rest = told
+    assert [line.split()[0] for line in shown] == [
+        f"decode-{98 - index}" for index in range(MAX_TROUBLES - 1)
     ]
+    assert rest == f"and {99 - (MAX_TROUBLES - 1)} more; see the controller's log"
     assert all(line.isprintable() for line in told)
     word = DesiredWorkers(1, 1, 1, trouble=told)
     encoded = msgspec.msgpack.encode(word)
