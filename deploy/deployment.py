@@ -67,14 +67,18 @@ class Deployment:
 
     def _is_complete(self, shown: set[WorkerId], console: Console) -> bool:
         try:
-            workers = self.client.workers()
+            with self.interruptible():
+                workers = self.client.workers()
         except UnreachableError:
             return False
         ready = {worker.worker_id for worker in workers if worker.state == "ready"}
         for worker_id in sorted(ready - shown):
             console.print(f"  {worker_id} ready", highlight=False)
         shown |= ready
-        return self._expected() <= ready and self.client.is_ready()
+        if not self._expected() <= ready:
+            return False
+        with self.interruptible():
+            return self.client.is_ready()
 
 
 @contextmanager

@@ -36,7 +36,9 @@ class Driver:
     ) -> None:
         self.plan = plan
         """As it was at the start."""
-        self.supervisor = Supervisor(plan, events, private=session.private)
+        self.supervisor = Supervisor(
+            plan, events, private=session.private, is_stop_asked=lambda: signals.received
+        )
         self._session = session
         self._signals = signals
         self.is_left = False
@@ -69,7 +71,7 @@ class Driver:
     def interruptible(self) -> AbstractContextManager[None]:
         """Return a ``with`` block that a stop signal leaves by ``StopInterrupt``.
 
-        For waits on anything but ``next_event``, in the main thread.
+        In the main thread, for waits on anything but ``next_event`` and Ray; see ``StopSignals``.
         """
         return self._signals.interrupting()
 
@@ -77,6 +79,11 @@ class Driver:
         self, is_ready: Callable[[], bool], missing: Callable[[], str], look_s: float
     ) -> None:
         """Return once ``is_ready``, which is asked after every event and every ``look_s``.
+
+        Args:
+            is_ready: Returns soon after a stop was asked for.
+            missing: For the error.
+            look_s: Between two looks.
 
         Raises:
             StopInterrupt: a stop was asked for.
@@ -86,11 +93,10 @@ class Driver:
         """
         deploy = self.plan.deploy
         deadline = time.monotonic() + deploy.start_timeout_s
-        with self.interruptible():
-            while not is_ready():
-                self.next_event(look_s)
-                if time.monotonic() > deadline:
-                    raise not_ready(deploy, self.supervisor.waits() or missing())
+        while not is_ready():
+            self.next_event(look_s)
+            if time.monotonic() > deadline:
+                raise not_ready(deploy, self.supervisor.waits() or missing())
         self.supervisor.tolerate_failures()
 
     def wait_for_stop(self) -> None:

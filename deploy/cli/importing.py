@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Generator
 from contextlib import contextmanager
+from types import FrameType
 
 from deploy.exit_codes import EXIT_INTERRUPTED
 
@@ -18,8 +19,12 @@ def ended_by_ctrl_c() -> Generator[None]:
     if previous is not signal.default_int_handler:
         yield
         return
-    signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
+    signal.signal(signal.SIGINT, _end)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    os._exit(EXIT_INTERRUPTED)

@@ -130,12 +130,11 @@ def _follow(driver: Driver, watch: ConfigWatch) -> NoReturn:
     driver.supervisor.tolerate_failures()  # a change of the file may mend it
     look_at = time.monotonic()
     room = RoomWatch(look_at)
-    with driver.interruptible():
-        while True:
-            driver.next_event(max(look_at - time.monotonic(), 0.0))
-            if time.monotonic() < look_at:
-                continue
-            watch.look(driver.supervisor.apply)
-            look_at = time.monotonic() + LOOK_S
-            if reason := room.look(look_at, driver.supervisor.waits):
-                log.warning("event=waits_for_room reason=%s", reason)
+    while True:
+        driver.next_event(max(look_at - time.monotonic(), 0.0))
+        if time.monotonic() < look_at:
+            continue
+        watch.look(driver.supervisor.apply)
+        look_at = time.monotonic() + LOOK_S
+        if reason := room.look(look_at, driver.supervisor.waits):
+            log.warning("event=waits_for_room reason=%s", reason)

@@ -16,6 +16,7 @@ from core.errors import ConfigError, SluiceError
 from deploy.cluster.bounded import run_bounded
 from deploy.cluster.ray_errors import last_line
 from deploy.supervision import controller, wanted
+from deploy.supervision.answers import STOP_LOOK_S, answer_of
 from deploy.supervision.control_loop import Row
 from deploy.supervision.controller import RemoteController
 from deploy.supervision.events import Event, EventQueue, GaveUp, ServiceEnded, StopRequested
@@ -40,7 +41,6 @@ RECALL_TIMEOUT_S = 1.0
 """For what Ray has stored; the driver goes on without it."""
 EVENTS_WAIT_S = 5.0
 """After so long the controller answers though nothing has happened."""
-STOP_LOOK_S = 0.2
 CALL_TIMEOUT_S = 5.0
 LEFT_BEHIND_WAIT_S = 5.0
 """For the services of an earlier deployment to end with it."""
@@ -53,7 +53,23 @@ class Supervisor:
     there; all else is done by the thread that calls the methods.
     """
 
-    def __init__(self, plan: Plan, events: EventQueue, *, private: bool) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        events: EventQueue,
+        *,
+        private: bool,
+        is_stop_asked: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            plan: Of the deployment.
+            events: Where what happens to it is put.
+            private: Whether its Ray session is its own.
+            is_stop_asked: Ends the waits for the controller's answers.
+        """
+        self._is_stop_asked = is_stop_asked
         self._plan = plan
         """As it was at the start: see ``_plan_now``."""
         self._events = events
@@ -228,23 +244,35 @@ class Supervisor:
             None, or why it cannot be.
 
         Raises:
+            StopInterrupt: a stop was asked for meanwhile.
             SluiceError: the controller does not answer.
         """
         try:
-            outcome = ray.get(self._controller.apply.remote(config), timeout=CALL_TIMEOUT_S)
+            outcome = self._answer_of(self._controller.apply.remote(config))
         except RayError as error:
             raise SluiceError("the controller does not answer") from error
         return outcome.reason if isinstance(outcome, Refused) else None
 
     def services(self) -> list[Row]:
-        """Return all services as the controller last saw them; none while it does not answer."""
+        """Return all services as the controller last saw them; none while it does not answer.
+
+        Raises:
+            StopInterrupt: a stop was asked for meanwhile.
+        """
         try:
-            return ray.get(self._controller.services.remote(), timeout=CALL_TIMEOUT_S)
+            return self._answer_of(self._controller.services.remote())
         except RayError:
             return []
 
+    def _answer_of(self, call: ray.ObjectRef[Any]) -> Any:  # noqa: ANN401 - as ray.get
+        return answer_of(call, self._is_stop_asked, timeout_s=CALL_TIMEOUT_S)
+
     def waits(self) -> str | None:
-        """Return in one line what the services that Ray has not placed ask for; None: all are."""
+        """Return in one line what the services that Ray has not placed ask for; None: all are.
+
+        Raises:
+            StopInterrupt: a stop was asked for meanwhile.
+        """
         pending = [row.name for row in self.services() if row.state == "pending"]
         if self._private or not pending:
             return None

@@ -15,12 +15,14 @@ from ray.exceptions import RayActorError
 
 from core.channel import DeploymentKeys
 from core.config import SluiceConfig
+from core.errors import SluiceError
 from deploy.supervision import supervisor as module
 from deploy.supervision import wanted
 from deploy.supervision.control_loop import Row
 from deploy.supervision.events import EventQueue, GaveUp
 from deploy.supervision.lookup import namespace_of
 from deploy.supervision.plan import DeploymentPlan
+from deploy.supervision.stop_signals import StopInterrupt
 from deploy.supervision.supervisor import EVENTS_WAIT_S, STOP_LOOK_S, Supervisor
 from deploy.supervision.wanted import Beginning, WantedStore, first_wanted
 
@@ -66,6 +68,7 @@ class Cluster:
         remote = SimpleNamespace
         self.controller = SimpleNamespace(
             services=remote(remote=lambda: [PENDING]),
+            apply=remote(remote=lambda _config: "applied"),
             events=remote(remote=lambda *_: "events"),
             _actor_id=SimpleNamespace(hex=lambda: "controller"),
         )
@@ -150,6 +153,41 @@ def silence_until_ended(cluster: Cluster) -> float:
     supervisor.leave()
     assert cluster.silence_at_kill_s is not None
     return cluster.silence_at_kill_s
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda supervisor: supervisor.services(),
+        lambda supervisor: supervisor.waits(),
+        lambda supervisor: supervisor.apply(SluiceConfig()),
+    ],
+    ids=["services", "waits", "apply"],
+)
+def test_a_stop_ends_the_wait_for_a_controller_that_does_not_answer(
+    ask: Any, cluster: Cluster
+) -> None:
+    cluster.is_frozen = True
+    supervisor = Supervisor(
+        plan_of(),
+        EventQueue(),
+        private=False,
+        is_stop_asked=lambda: cluster.num_silent_looks == 2,
+    )
+    supervisor._controller = cluster.controller
+    with pytest.raises(StopInterrupt):
+        ask(supervisor)
+
+
+def test_a_controller_that_does_not_answer_in_time_is_told_and_has_no_services(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CALL_TIMEOUT_S", 0.05)
+    cluster.is_frozen = True
+    supervisor = supervisor_of(cluster)
+    assert supervisor.services() == []
+    with pytest.raises(SluiceError, match="the controller does not answer"):
+        supervisor.apply(SluiceConfig())
 
 
 def refuse() -> None:
