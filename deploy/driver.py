@@ -8,7 +8,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 from rich.console import Console
 
@@ -26,6 +26,9 @@ from deploy.supervision.stop_signals import StopInterrupt, StopSignals
 from deploy.supervision.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
+
+NOT_SAID = (OSError, SystemExit)
+"""What printing raises where nobody reads; rich would end the process."""
 
 
 class Driver:
@@ -134,17 +137,34 @@ def driving(
         signals.install()
         plan = plan_of(config, model, session, own_router=own_router)
         driver = Driver(plan, session, signals, events)
-        try:
-            with findable(config.deploy.name, session):
-                yield driver
-        finally:
-            if driver.is_left:
-                down = how_to_stop(config.deploy.name, None if session.private else session.address)
+        down = how_to_stop(config.deploy.name, None if session.private else session.address)
+        with ended(driver, console, down), findable(config.deploy.name, session):
+            yield driver
+
+
+@contextmanager
+def ended(driver: Driver, console: Console, down: str) -> Generator[None]:
+    """Stop, or leave, the deployment of ``driver`` after the ``with`` block, and say so.
+
+    Whether or not anybody reads that: a ``tee`` ends by the same Ctrl-C.
+
+    Args:
+        driver: Says which of both.
+        console: Where it is said.
+        down: The command that stops what is left.
+    """
+    try:
+        yield
+    finally:
+        if driver.is_left:
+            with suppress(*NOT_SAID):
                 console.print(f"it goes on by itself; {down} stops it", soft_wrap=True)
-                driver.supervisor.leave()
-            else:
+            driver.supervisor.leave()
+        else:
+            with suppress(*NOT_SAID):
                 tell(console, "stopping ...", "stopping")
-                driver.supervisor.stop()
+            driver.supervisor.stop()
+            with suppress(*NOT_SAID):
                 tell(console, "stopped", "stopped")
 
 

@@ -1,8 +1,12 @@
 """What both drivers of a deployment say and refuse, they say alike."""
 
+import errno
 import logging
+import os
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -10,7 +14,7 @@ from rich.console import Console
 from core.config import DeployConfig, SluiceConfig
 from core.errors import ConfigError
 from deploy.cluster.session import RaySession
-from deploy.driver import how_to_stop, not_ready, plan_of, refuse_detached_in_private, tell
+from deploy.driver import ended, how_to_stop, not_ready, plan_of, refuse_detached_in_private, tell
 from deploy.model_source import ModelFolder
 
 
@@ -54,6 +58,39 @@ def test_where_lines_of_json_are_read_the_log_tells_what_people_are_told_elsewhe
         ["event=deployment state=serving url=http://a/v1"] if is_quiet else []
     )
     assert out.getvalue() == ("" if is_quiet else "serving at http://a/v1\n")
+
+
+class Unread(StringIO):
+    """A terminal, pipe or file that takes nothing any more."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+
+    def write(self, _text: str) -> int:
+        raise OSError(self._number, os.strerror(self._number))
+
+
+def exit_as_rich_does(_console: Console) -> None:
+    raise SystemExit(1)
+
+
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("is_left", [False, True])
+def test_a_deployment_is_stopped_or_left_though_it_cannot_be_said(
+    *, is_left: bool, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Console, "on_broken_pipe", exit_as_rich_does)
+    done: list[str] = []
+    driver: Any = SimpleNamespace(
+        is_left=is_left,
+        supervisor=SimpleNamespace(
+            stop=lambda: done.append("stop"), leave=lambda: done.append("leave")
+        ),
+    )
+    with ended(driver, Console(file=Unread(number)), "sluice down"):
+        pass
+    assert done == ["leave" if is_left else "stop"]
 
 
 def test_a_config_by_which_no_worker_starts_is_refused_before_a_controller_is_there() -> None:
