@@ -173,6 +173,19 @@ async def test_how_long_a_worker_was_silent_is_told_as_of_the_question(
     assert [cache.silent_s for cache in await control.show()] == [31.5, 1.5]
 
 
+async def test_to_forget_a_life_is_not_to_forget_the_one_that_took_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cache_control, "ANSWER_TIMEOUT_S", 0.05)
+    control = CacheControl(lambda _client, _message: None, incarnation=Incarnation("a"))
+    beat = beat_of("decode-0", "")
+    control.heard(b"0", msgspec.structs.replace(beat, incarnation=Incarnation("later")))
+    control.forget(beat.worker_id, beat.incarnation)
+    assert [cache.incarnation for cache in await control.show()] == ["later"]
+    control.forget(beat.worker_id, Incarnation("later"))
+    assert await control.show() == []
+
+
 async def test_show_tells_blocks_hit_rate_and_tiers_of_each_worker(router: RunningRouter) -> None:
     await router.start_worker(
         silence, worker_id="decode-0", cache_state=state_of("none", free=5, cached=3)
