@@ -183,7 +183,8 @@ def test_every_change_is_a_higher_edition_and_a_later_controller_s_is_higher_sti
 
 
 def test_the_newest_few_are_told_each_in_one_line_that_a_router_takes(troubles: Troubles) -> None:
-    troubles.see(NOW, seen(**{f"decode_{index}": "dead" for index in range(99)}))
+    dead: dict[str, State] = {f"decode_{index}": "dead" for index in range(99)}
+    troubles.see(NOW, seen(**dead))
     for index in range(99):
         reason = f"it is \x1b[2J [/bold] \udcff\r\n {'long ' * 1000}"
         troubles.hear(ProcessDied(f"decode-{index}", reason))
