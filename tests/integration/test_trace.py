@@ -154,8 +154,8 @@ def test_the_command_shows_the_sequence_that_is_chosen_and_names_its_sisters(
     second = json.loads(out.read_text())
     assert (second["request_id"], second["choices"]) == (first["choices"][1], first["choices"])
     shown = capsys.readouterr().out
-    assert "choice 0 of 2" in shown
-    assert "choice 1 of 2" in shown
+    assert "choice 0, of 0 to 1" in shown
+    assert "choice 1, of 0 to 1" in shown
 
     assert run([*command, "--choice", "2"]) == 2
     assert "--choice 2: the request has choices 0 to 1; give one" in capsys.readouterr().err
