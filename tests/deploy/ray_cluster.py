@@ -27,6 +27,8 @@ HEAD = "127.0.0.2"
 OURS = ("ray::ServiceActor", "ray::Controller", "ray::Sentinel")
 """What Ray calls the processes of a deployment."""
 TIMEOUT_S = 90.0
+NUM_TRIES = 3
+"""To start a node: the control service gives one up that is slow to answer at first."""
 FAST_HEALTH_CHECKS = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "500",
@@ -105,9 +107,22 @@ class RayCluster:
 
     def add(self, address: str, num_cpus: int, **resources: float) -> None:
         """Start a node. Returns when it has joined: two that start at once wait for each other."""
-        number = self.num_nodes()
-        self._start(address, f"--address={self.address}", *_room(num_cpus, resources))
-        wait_until(lambda: self.num_nodes() == number + 1, f"node {address} alive")
+        for _ in range(NUM_TRIES):
+            self._start(address, f"--address={self.address}", *_room(num_cpus, resources))
+            try:
+                wait_until(
+                    lambda: self._has(address) or self._has_ended(address), f"node {address} alive"
+                )
+            except AssertionError as error:
+                raise AssertionError(
+                    f"{error}; {self._list('nodes')}; {self._log(address)}"
+                ) from None
+            if not self._has_ended(address):
+                return
+        raise AssertionError(f"node {address} ends: {self._log(address)}")
+
+    def _log(self, address: str) -> str:
+        return (self._folder / f"{address}.log").read_text()
 
     def _start(self, address: str, *arguments: str) -> None:
         agent_port = self.free_port(LOOPBACK)
@@ -157,6 +172,13 @@ class RayCluster:
         """Return how many are alive; 0 while the head does not answer."""
         nodes = self._list("nodes")
         return sum(node["state"] == "ALIVE" for node in nodes)
+
+    def _has_ended(self, address: str) -> bool:
+        return self._nodes[address].poll() is not None
+
+    def _has(self, address: str) -> bool:
+        nodes = self._list("nodes")
+        return any(node["node_ip"] == address and node["state"] == "ALIVE" for node in nodes)
 
     def living_actors(self) -> list[str]:
         """Return the classes of all actors of deployments that are not dead."""
