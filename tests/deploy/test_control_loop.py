@@ -7,17 +7,14 @@ was stored, and a change that is overwritten by what was wanted before it.
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
 
 from core.config import DeployConfig, SluiceConfig
-from core.messages import DesiredWorkers, Party
 from deploy.supervision.control_loop import ControlLoop, Row
-from deploy.supervision.desired import Observed, State
 from deploy.supervision.events import (
     Event,
     GaveUp,
@@ -26,147 +23,14 @@ from deploy.supervision.events import (
     ProcessStarted,
     ServiceEnded,
 )
-from deploy.supervision.launch import Launch
-from deploy.supervision.outcome import Refused, Taken, Unchanged
-from deploy.supervision.placement import Bundle
-from deploy.supervision.wanted import Wanted, first_wanted
+from deploy.supervision.outcome import Taken
+from tests.deploy.controlled_world import GATE_WAIT_S, OnePlan, World
 from tests.deploy.ray_cluster import wait_until
 
 ANSWER_WAIT_S = 20.0
 """An answer that waits for the services does not come at all: they stand still meanwhile."""
-GATE_WAIT_S = 60.0
 LIFE = ProcessIdentity(1, "here", "decode-0", "decode", "a")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class OnePlan:
-    """Decode workers of any revision; nothing of it is ever run."""
-
-    deploy: DeployConfig = field(default_factory=DeployConfig)
-    revision_of_all: str = "a"
-    log_level: str = "info"
-    log_format: str = "text"
-    environment: Mapping[str, str] = field(default_factory=dict[str, str])
-
-    def replicas(self) -> dict[Party, int]:
-        return {"prefill": 1, "decode": 2}
-
-    def revision(self, _role: Party) -> str:
-        return self.revision_of_all
-
-    def launch(self, _role: Party, name: str) -> Launch:
-        return Launch(name, Bundle({}), {})
-
-    def updated(self, config: SluiceConfig) -> "OnePlan":
-        return replace(self, revision_of_all=config.model.model)
-
-
-class Gate:
-    """Where a call stands still until it is let through."""
-
-    def __init__(self) -> None:
-        self.is_there = threading.Event()
-        self._open = threading.Event()
-        self._open.set()
-
-    @contextmanager
-    def closed(self) -> Iterator[None]:
-        self.is_there.clear()
-        self._open.clear()
-        try:
-            yield
-        finally:
-            self._open.set()
-
-    def pass_through(self) -> None:
-        self.is_there.set()
-        assert self._open.wait(GATE_WAIT_S), "nobody opens the gate"
-
-
-class SlowServices:
-    """Services that are as they were put, and calls that wait at a gate."""
-
-    def __init__(self, stored: list[Wanted]) -> None:
-        self.gate = Gate()
-        self._stored = stored
-        self.is_halted = False
-        self.seen: dict[str, Observed] = {}
-        self.told: list[DesiredWorkers] = []
-        self.events: list[Event] = []
-        self.num_calls = 0
-        self.nameless: list[str] = []
-        self.claimed: list[str] = []
-
-    @property
-    def revisions(self) -> dict[str, str]:
-        return {name: seen.revision for name, seen in self.seen.items()}
-
-    def observe(self, _wait_s: float, desired: DesiredWorkers) -> dict[str, Observed]:
-        self.told.append(desired)
-        self.num_calls += 1
-        return dict(self.seen)
-
-    def take_events(self) -> list[Event]:
-        events, self.events = self.events, []
-        return events
-
-    def start(self, name: str, role: Party, revision: str, _launch: Launch) -> None:
-        assert self._stored[-1].revisions[name] == revision, "a new controller would miss it"
-        self.gate.pass_through()
-        self.seen[name] = Observed(name, role, revision, "pending")
-        self.num_calls += 1
-
-    def claim_name(self, name: str) -> None:
-        assert not self.is_halted, "what is started now is found by nobody"
-        self.gate.pass_through()
-        self.claimed.append(name)
-
-    def drain(self, name: str) -> None:
-        self.gate.pass_through()
-        self.put(name, "draining")
-
-    def kill(self, name: str) -> None:
-        self.put(name, "dead")
-
-    def forget(self, name: str) -> None:
-        del self.seen[name]
-
-    def put(self, name: str, state: State) -> None:
-        self.seen[name] = replace(self.seen[name], state=state)
-
-
-class World:
-    """A control loop over slow services and a slow store."""
-
-    def __init__(self, plan: OnePlan | None = None) -> None:
-        self.stored: list[Wanted] = [first_wanted(plan or OnePlan())]
-        self.store_gate = Gate()
-        self.services = SlowServices(self.stored)
-        self.loop = ControlLoop(self.stored[0], self.services, self._put)
-
-    def _put(self, wanted: Wanted) -> None:
-        self.store_gate.pass_through()
-        self.stored.append(wanted)
-
-    @contextmanager
-    def standing(self, gate: Gate, call: Callable[[], object]) -> Iterator[None]:
-        """Have ``call`` stand still at ``gate`` during the block, and come to its end after it."""
-        with gate.closed():
-            thread = threading.Thread(target=call, daemon=True)
-            thread.start()
-            assert gate.is_there.wait(GATE_WAIT_S)
-            yield
-        thread.join(GATE_WAIT_S)
-        assert not thread.is_alive()
-
-    def step(self) -> None:
-        self.loop.step(0.0)
-
-    def wanted(self) -> dict[str, int]:
-        """Return the numbers that the next controller would find."""
-        targets = self.stored[-1].desired.targets
-        return {role: target.replicas for role, target in targets.items()}
 
 
 @pytest.fixture
@@ -266,117 +130,6 @@ def test_an_update_while_a_start_stands_still_replaces_that_worker_too(world: Wo
         world.step()
     assert set(world.services.revisions.values()) == {"b"}
     assert sorted(row.role for row in world.loop.services()) == ["decode", "decode", "prefill"]
-
-
-def config_of(model: str) -> SluiceConfig:
-    return SluiceConfig.model_validate({"model": {"model": model}})
-
-
-def all_serve(world: World) -> None:
-    """Let all who are wanted be ready by what is wanted, and no other be there."""
-    for _ in range(12):
-        world.step()
-        for name, seen in list(world.services.seen.items()):
-            world.services.put(name, "ended" if seen.state == "draining" else "ready")
-    world.step()
-
-
-def test_an_update_that_is_taken_back_is_the_config_before_with_the_numbers_of_now(
-    world: World,
-) -> None:
-    loop = world.loop
-    all_serve(world)
-    assert "nothing to take back" in str(loop.undo())
-    assert loop.update(config_of("a")) == Unchanged()
-    assert isinstance(loop.undo(), Refused), "that update changed nothing"
-    assert loop.update(config_of("b")) == Taken()
-    assert loop.scale({"decode": 3}, {}) == Taken()
-    assert loop.update(config_of("b")) == Unchanged()
-
-    # When it is taken back, and again, then it goes back and forth; by a later controller, too
-    for again, revision in enumerate(("a", "b", "a")):
-        all_serve(world)
-        loop = world.loop = ControlLoop(world.stored[-1], world.services, world._put)
-        assert loop.undo() == Taken()
-        assert world.wanted() == {"prefill": 1, "decode": 3}
-        told = world.stored[-1]
-        assert {target.revision for target in told.desired.targets.values()} == {revision}
-        assert told.plan == OnePlan(revision_of_all=revision)
-        assert told.desired.generation == 3 + again
-
-
-def test_what_no_worker_has_served_by_is_not_gone_back_to(world: World) -> None:
-    """Two bad updates one after the other would otherwise be all that is gone back and forth to.
-
-    And an undo that is told twice, since its first answer was lost, stays what it is.
-    """
-    loop = world.loop
-    all_serve(world)
-    assert loop.update(config_of("bad")) == Taken()
-    world.step()
-    assert loop.update(config_of("worse")) == Taken()
-    world.step()
-    assert loop.undo() == Taken()
-    assert world.stored[-1].plan == OnePlan(revision_of_all="a")
-    assert isinstance(loop.undo(), Refused)
-    assert world.stored[-1].plan == OnePlan(revision_of_all="a")
-    all_serve(world)
-    assert loop.update(config_of("b")) == Taken()
-    assert loop.undo() == Taken()
-    assert world.stored[-1].plan == OnePlan(revision_of_all="a")
-
-
-def test_the_first_config_is_gone_back_to_though_not_all_have_served_by_it(world: World) -> None:
-    assert world.loop.update(config_of("b")) == Taken()
-    assert world.loop.undo() == Taken()
-    assert world.stored[-1].plan == OnePlan()
-
-
-def test_what_could_not_be_stored_is_stored_when_it_is_asked_for_again(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An update called unchanged would otherwise be forgotten with this controller."""
-
-    def fail(_wanted: Wanted) -> None:
-        raise RuntimeError("Ray's control service does not answer")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(world.loop, "_put", fail)
-        with pytest.raises(RuntimeError):
-            world.loop.update(config_of("b"))
-    assert world.stored[-1].plan == OnePlan()
-    world.loop.update(config_of("b"))
-    assert world.stored[-1].plan == OnePlan(revision_of_all="b")
-
-
-def test_a_worker_that_no_update_can_start_is_told_to_all_with_the_reason_until_it_is_taken_back(
-    world: World,
-) -> None:
-    loop, services = world.loop, world.services
-    world.step()
-    for name in list(services.seen):
-        services.put(name, "ready")
-    world.step()
-    assert loop.update(config_of("b")) == Taken()
-    world.step()
-    assert services.seen["decode-2"].revision == "b"
-    services.put("decode-2", "refused")
-    services.events.append(ServiceEnded("decode-2", "cache.num_blocks: none fits"))
-    world.step()
-    world.step()
-    before, after = services.told[-2:]
-    assert (before.decode_revision, before.trouble) == ("b", ())
-    reason = "its config cannot work: cache.num_blocks: none fits"
-    assert after.trouble == (f"decode-2 stays down: {reason}",)
-    assert after.edition > before.edition
-    assert loop.events(0, 0, 0.0)[2][-1] == GaveUp("decode-2", reason)
-
-    assert loop.undo() == Taken()
-    for _ in range(3):
-        world.step()
-    assert services.seen.keys() == {"decode-0", "decode-1", "prefill-0"}
-    assert {seen.state for seen in services.seen.values()} == {"ready"}
-    assert (services.told[-1].decode_revision, services.told[-1].trouble) == ("a", ())
 
 
 def test_a_halt_waits_for_what_is_under_way_and_then_nothing_is_started(world: World) -> None:
