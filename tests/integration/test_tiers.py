@@ -5,7 +5,7 @@ they are there; a request that waits for a storage that is gone; blocks that a t
 """
 
 import asyncio
-import shutil
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,17 @@ def wait_written(stack: Stack, worker: str, count: int) -> None:
     while stack.metrics(worker).get(sample, 0) < count:
         assert time.monotonic() < deadline, stack.metrics(worker)
         time.sleep(0.05)
+
+
+def replace_by_file(folder: Path) -> None:
+    """Put a file where ``folder`` is, though a worker may still store into it, or make it anew."""
+    for number in itertools.count():
+        folder.rename(folder.with_name(f"{folder.name}-{number}"))
+        try:
+            folder.write_text("not a directory")
+        except IsADirectoryError:
+            continue
+        return
 
 
 @pytest.mark.parametrize(
@@ -161,8 +172,7 @@ def test_storage_that_was_damaged_or_is_gone_costs_time_and_no_word(tmp_path: Pa
         assert hits(stack, "decode-0", "storage") == 0
 
         # And one that is no directory any more is an error of each call, not of a request
-        shutil.rmtree(folder)
-        folder.write_text("not a directory")
+        replace_by_file(folder)
         assert say(stack, [first]) == [first_answer]
         stack.wait_idle("decode-0")
 
