@@ -10,12 +10,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from core.config import RouterConfig
 from core.errors import ConfigError, SluiceError
 from core.ids import WorkerId
 from core.messages import Role, TierUse, WorkerLoad
 
 T = TypeVar("T")
 
+WILDCARD_HOSTS = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 API_KEY_VARIABLE = "SLUICE_API_KEY"
 """Where the key is for a router with ``security.api_keys_file``."""
 
@@ -283,6 +285,12 @@ class ApiClient:
             if isinstance(error, http.client.BadStatusLine) and not isinstance(error, OSError):
                 reason = f"what answers at {self.url} speaks no HTTP"
             raise UnreachableError(f"{reason}; --url names another") from error
+
+
+def url_of_router(router: RouterConfig) -> str:
+    """Return where a router of this machine answers that goes by ``router``."""
+    host = "127.0.0.1" if router.host in WILDCARD_HOSTS else router.host
+    return f"http://[{host}]:{router.port}" if ":" in host else f"http://{host}:{router.port}"
 
 
 def _host_and_port(url: str) -> tuple[str, int]:

@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager, contextmanager
 
 from rich.console import Console
 
-from core.config import RouterConfig, SluiceConfig
+from core.config import SluiceConfig
 from core.errors import ConfigError
 from core.ids import WorkerId
-from deploy.api_client import ApiClient, UnreachableError
+from deploy.api_client import ApiClient, UnreachableError, url_of_router
 from deploy.cluster.ports import claim_port, held
 from deploy.driver import Driver, driving, refuse_detached_in_private, tell
 from deploy.supervision.plan import DeploymentPlan
@@ -17,16 +17,15 @@ from deploy.supervision.service_names import worker_name
 from router.api_keys import read_keys
 
 PROBE_INTERVAL_S = 0.25
-WILDCARD_HOSTS = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 
 
 class Deployment:
     """A running deployment."""
 
-    def __init__(self, config: SluiceConfig, driver: Driver) -> None:
+    def __init__(self, config: SluiceConfig, driver: Driver, client: ApiClient) -> None:
         self._config = config
         self._driver = driver
-        self.client = client_of(config)
+        self.client = client
 
     @property
     def url(self) -> str:
@@ -100,11 +99,12 @@ def running(config: SluiceConfig, console: Console) -> Generator[Deployment]:
         )
     refuse_detached_in_private(config)
     config = _with_port(config)
+    client = client_of(config)
     started_s = time.monotonic()
     with held(config.router.host, config.router.port), driving(config, console) as driver:
         plan = driver.plan
         with held(plan.host, plan.control_port):
-            deployment = Deployment(config, driver)
+            deployment = Deployment(config, driver, client)
             _announce(plan, console)
             driver.start()
             deployment.wait_until_ready(console)
@@ -118,6 +118,8 @@ def _announce(plan: DeploymentPlan, console: Console) -> None:
     console.print(
         f"loading {plan.served_name} ({model.dtype}) on {counts} worker(s) ...", highlight=False
     )
+    if advice := plan.advice(plan.replicas()):
+        console.print(f"warning: {advice}", highlight=False, soft_wrap=True)
 
 
 def _with_port(config: SluiceConfig) -> SluiceConfig:
@@ -135,9 +137,4 @@ def client_of(config: SluiceConfig) -> ApiClient:
     """
     file = config.security.api_keys_file
     api_key = None if file is None else read_keys(file)[0]
-    return ApiClient(_url(config.router), timeout_s=2.0, api_key=api_key)
-
-
-def _url(router: RouterConfig) -> str:
-    host = "127.0.0.1" if router.host in WILDCARD_HOSTS else router.host
-    return f"http://[{host}]:{router.port}" if ":" in host else f"http://{host}:{router.port}"
+    return ApiClient(url_of_router(config.router), timeout_s=2.0, api_key=api_key)

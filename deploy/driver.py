@@ -15,6 +15,7 @@ from rich.console import Console
 from core.channel import DeploymentKeys
 from core.config import DeployConfig, SluiceConfig
 from core.errors import ConfigError, SluiceError
+from deploy.api_client import url_of_router
 from deploy.cluster.environment import cluster_address
 from deploy.cluster.ports import claim_port
 from deploy.cluster.session import PROJECT_ROOT, RaySession, ray_session
@@ -138,7 +139,8 @@ def driving(
         plan = plan_of(config, model, session, own_router=own_router)
         driver = Driver(plan, session, signals, events)
         down = how_to_stop(config.deploy.name, None if session.private else session.address)
-        with ended(driver, console, down), findable(config.deploy.name, session):
+        url = url_of_router(config.router) if own_router else None
+        with ended(driver, console, down), findable(config.deploy.name, session, url):
             yield driver
 
 
@@ -235,13 +237,19 @@ def _environment(session: RaySession) -> dict[str, str]:
 
 
 @contextmanager
-def findable(name: str, session: RaySession) -> Generator[None]:
-    """Let commands of this user find a private session; a cluster's address they are given."""
+def findable(name: str, session: RaySession, url: str | None) -> Generator[None]:
+    """Let commands of this user find a private session; a cluster's address they are given.
+
+    Args:
+        name: Of the deployment.
+        session: Where it runs.
+        url: Of its API, if this session has one.
+    """
     if not session.private:
         yield
         return
     running_session = RunningSession(
-        address=session.address, token=os.environ["RAY_AUTH_TOKEN"], pid=os.getpid()
+        address=session.address, token=os.environ["RAY_AUTH_TOKEN"], pid=os.getpid(), url=url
     )
     with announced(name, running_session):
         yield

@@ -1,15 +1,18 @@
 """The file by which commands of this user find the deployment that runs in a private session.
 
-It holds the session's address and key, so only its owner may read it.
+It holds the session's address and key, so only its owner may read it, and its API's URL.
 """
 
 import json
 import logging
 import os
+import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import psutil
 
 from core.errors import ConfigError
 from deploy.model_source import cache_folder
@@ -17,6 +20,8 @@ from deploy.model_source import cache_folder
 log = logging.getLogger(__name__)
 
 OWNER_ONLY = 0o600
+LOOK_S = 0.05
+"""Between two looks for the end of a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,25 @@ class RunningSession:
     token: str
     pid: int
     """Of the driver: a file that a killed one left behind names nobody."""
+    url: str | None = None
+    """Of the API; None: its router runs elsewhere."""
+
+    def wait_end(self, timeout_s: float) -> bool:
+        """Return whether the driver has ended within ``timeout_s``.
+
+        Its parent need not have heard of it. Looks again and again: before Linux 5.3 nothing tells
+        of the end of what is no child.
+        """
+        deadline = time.monotonic() + timeout_s
+        try:
+            driver = psutil.Process(self.pid)
+            while driver.is_running() and driver.status() != psutil.STATUS_ZOMBIE:
+                if time.monotonic() >= deadline:
+                    return False
+                time.sleep(LOOK_S)
+        except psutil.NoSuchProcess:
+            pass
+        return True
 
 
 def run_file(name: str) -> Path:
@@ -47,8 +71,8 @@ def announced(name: str, session: RunningSession) -> Generator[None]:
         _write(path, session)
     except OSError as error:
         log.warning(
-            "event=not_findable reason=%s: sluice scale, update and down will not find this "
-            "deployment; for that, let SLUICE_CACHE name a folder that can be written",
+            "event=not_findable reason=%s: commands without --url will not find this deployment; "
+            "for that, let SLUICE_CACHE name a folder that can be written",
             error,
         )
         yield
@@ -64,8 +88,8 @@ def _warn_of_other(name: str) -> None:
     with suppress(ConfigError):  # what cannot be read is written anew
         if (other := find_session(name)) is not None:
             log.warning(
-                "event=name_shared name=%s pid=%d reason=it runs here, too, and sluice scale, "
-                "update and down will reach this deployment only; give each a deploy.name",
+                "event=name_shared name=%s pid=%d reason=it runs here, too, and commands without "
+                "--url will reach this deployment only; give each a deploy.name",
                 *(name, other.pid),
             )
 
@@ -100,11 +124,24 @@ def find_session(name: str) -> RunningSession | None:
     return session if Path(f"/proc/{session.pid}").exists() else None
 
 
-def running_here() -> list[str]:
-    """Return the names of this user's deployments that run in private sessions, sorted."""
-    names: list[str] = []
-    for path in run_file("*").parent.glob("*.json"):
+def running_here() -> dict[str, RunningSession]:
+    """Return this user's deployments that run in private sessions by their names, sorted."""
+    sessions: dict[str, RunningSession] = {}
+    for path in sorted(run_file("*").parent.glob("*.json")):
         with suppress(ConfigError):  # whoever names it is told what is wrong with it
-            if find_session(path.stem) is not None:
-                names.append(path.stem)
-    return sorted(names)
+            if (session := find_session(path.stem)) is not None:
+                sessions[path.stem] = session
+    return sessions
+
+
+def url_here() -> str | None:
+    """Return the URL of the API that this user serves on this machine; None: none is known.
+
+    Raises:
+        ConfigError: there are several.
+    """
+    urls = {name: session.url for name, session in running_here().items() if session.url}
+    if len(urls) > 1:
+        told = ", ".join(f"{name} at {url}" for name, url in urls.items())
+        raise ConfigError(f"several deployments run here: {told}; give --url of one")
+    return next(iter(urls.values()), None)

@@ -11,6 +11,9 @@ from core.config_layers import ConfigLayer
 from deploy.commands.scale_arguments import MAX_SHOWN
 from deploy.config.settings import read_settings
 from deploy.exit_codes import EXIT_USAGE
+from deploy.run_file import url_here
+
+DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -106,8 +109,20 @@ def layers_of(arguments: argparse.Namespace) -> ConfigLayer:
 def add_url(parser: argparse.ArgumentParser) -> None:
     """Add the API's address."""
     parser.add_argument(
-        "--url", default="http://127.0.0.1:8000", help="of the API; default: %(default)s"
+        "--url",
+        metavar="URL",
+        help="of the API; default: of the deployment that this user runs on this machine, else "
+        f"{DEFAULT_URL}",
     )
+
+
+def url_of(arguments: argparse.Namespace) -> str:
+    """Return the address that ``add_url``'s argument gives, or its default.
+
+    Raises:
+        ConfigError: several deployments run here, and none is named.
+    """
+    return arguments.url or url_here() or DEFAULT_URL
 
 
 def _whole(text: str) -> int:

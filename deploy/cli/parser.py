@@ -4,6 +4,7 @@ Here are the commands that serve; the others are in ``running`` and ``preparing`
 """
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from deploy.cli.running import add_running_commands
 from deploy.cluster.environment import prepare_ray_environment
 from deploy.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
 
 def run(argv: Sequence[str]) -> int:
     """Carry out one command line and return its exit code.
@@ -30,8 +33,7 @@ def run(argv: Sequence[str]) -> int:
     of ours is one line and exit code 1.
     """
     try:
-        arguments = _parser().parse_args(argv)
-        return arguments.action(arguments)
+        return _carry_out(argv)
     except ConfigError as error:
         _report(error)
         return EXIT_USAGE
@@ -41,9 +43,27 @@ def run(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output left; stdout's flush at exit must not raise again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave_output()
         return EXIT_FAILED
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        _leave_output()
+        _report(SluiceError(f"cannot write ({error.strerror}); make room, or write elsewhere"))
+        return EXIT_FAILED
+
+
+def _carry_out(argv: Sequence[str]) -> int:
+    try:
+        arguments = _parser().parse_args(argv)
+        return arguments.action(arguments)
+    finally:
+        sys.stdout.flush()  # at the process's end nobody could tell that there is no room for it
+
+
+def _leave_output() -> None:
+    """Have the rest of the output go nowhere: its flush at the end must not raise again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report(error: SluiceError) -> None:

@@ -12,6 +12,7 @@ from deploy.cli.arguments import (
     add_group,
     add_url,
     seconds,
+    url_of,
 )
 from deploy.commands.cache import run_cache_reset, run_cache_show
 from deploy.commands.scale import run_down, run_scale, run_undo, run_update
@@ -68,23 +69,25 @@ def _down(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    return run_status(arguments.url)
+    return run_status(url_of(arguments))
 
 
 def _top(arguments: argparse.Namespace) -> int:
-    return run_top(arguments.url, once=arguments.once, interval_s=arguments.interval)
+    return run_top(url_of(arguments), once=arguments.once, interval_s=arguments.interval)
 
 
 def _trace(arguments: argparse.Namespace) -> int:
-    return run_trace(arguments.url, arguments.request, out=arguments.out, choice=arguments.choice)
+    return run_trace(
+        url_of(arguments), arguments.request, out=arguments.out, choice=arguments.choice
+    )
 
 
 def _cache_reset(arguments: argparse.Namespace) -> int:
-    return run_cache_reset(arguments.url, wait_s=arguments.wait)
+    return run_cache_reset(url_of(arguments), wait_s=arguments.wait)
 
 
 def _cache_show(arguments: argparse.Namespace) -> int:
-    return run_cache_show(arguments.url)
+    return run_cache_show(url_of(arguments))
 
 
 def _add_scale(commands: Commands) -> None:

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from core.config import SluiceConfig
@@ -15,10 +16,23 @@ from core.errors import ConfigError, SluiceError
 from core.messages import Role
 from deploy.cluster.environment import named_cluster, prepare_asking_environment
 from deploy.cluster.reach import cluster_started_here, file_of_cluster_started_here, joined
-from deploy.run_file import find_session, running_here
+from deploy.run_file import RunningSession, find_session, running_here
 from deploy.supervision.outcome import Outcome, Refused, Unchanged
 
 CALL_TIMEOUT_S = 30.0
+DRIVER_END_TIMEOUT_S = 30.0
+"""For Ray's processes to end, after the services have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A deployment, while this process is connected to its cluster."""
+
+    controller: Any
+    """None: it is gone for good, and what it started is still there."""
+    namespace: str
+    session: RunningSession | None
+    """None: it runs in a cluster that ends without it."""
 
 
 def run_scale(
@@ -61,13 +75,21 @@ def run_undo(name: str, address: str | None) -> int:
 def run_down(name: str, address: str | None, *, grace_s: float) -> int:
     """Stop the deployment called ``name``, though its controller be gone for good.
 
+    Returns when nothing of it is left, its own Ray session included.
+
     Raises:
         ConfigError: there is none.
+        SluiceError: its session does not end.
     """
-    with _found(name, address) as (_, namespace):
+    with _found(name, address) as found:
         from deploy.supervision.stopping import stop_all  # noqa: PLC0415 - imports Ray
 
-        stop_all(namespace, grace_s)
+        stop_all(found.namespace, grace_s)
+    if found.session is not None and not found.session.wait_end(DRIVER_END_TIMEOUT_S):
+        raise SluiceError(
+            f"the router and the workers of {name!r} are stopped, but process {found.session.pid}, "
+            f"which started them, still runs after {DRIVER_END_TIMEOUT_S:.0f} s; kill it"
+        )
     sys.stdout.write(f"{name}: stopped\n")
     return 0
 
@@ -82,8 +104,8 @@ def _ask(name: str, address: str | None, call: Callable[[Any], Any]) -> bool:
         ConfigError: there is no such deployment, or the controller has refused it.
         SluiceError: the controller does not answer.
     """
-    with _found(name, address) as (controller, _):
-        if controller is None:
+    with _found(name, address) as found:
+        if found.controller is None:
             raise SluiceError(
                 f"the controller of {name!r} stays down; see its log, or stop with down"
             )
@@ -91,7 +113,7 @@ def _ask(name: str, address: str | None, call: Callable[[Any], Any]) -> bool:
         from ray.exceptions import RayError  # noqa: PLC0415
 
         try:
-            outcome: Outcome = ray.get(call(controller), timeout=CALL_TIMEOUT_S)
+            outcome: Outcome = ray.get(call(found.controller), timeout=CALL_TIMEOUT_S)
         except RayError as error:
             raise SluiceError(
                 f"the controller of {name!r} does not answer; look by sluice status whether it has "
@@ -105,15 +127,14 @@ def _ask(name: str, address: str | None, call: Callable[[Any], Any]) -> bool:
     sys.stdout.write(
         f"{name}: taken; sluice status shows it being carried out, and who cannot start and why\n"
     )
+    if outcome.advice:
+        sys.stdout.write(f"{name}: warning: {outcome.advice}\n")
     return True
 
 
 @contextmanager
-def _found(name: str, address: str | None) -> Generator[tuple[Any, str]]:
-    """Connect to the cluster of the deployment called ``name`` and find its controller.
-
-    None in place of the controller: it is gone for good, and what it started is still there.
-    """
+def _found(name: str, address: str | None) -> Generator[Found]:
+    """Connect to the cluster of the deployment called ``name`` and find its controller."""
     target = named_cluster(address)
     session = find_session(name) if target is None else None
     prepare_asking_environment(session.token if session else None)
@@ -140,7 +161,7 @@ def _found(name: str, address: str | None) -> Generator[tuple[Any, str]]:
         if controller is None and not is_stored(namespace) and not services_of(namespace):
             others = "" if named_cluster(address) else _others()
             raise ConfigError(f"no deployment called {name!r} runs there{others}; give --name")
-        yield controller, namespace
+        yield Found(controller, namespace, session)
 
 
 def _others() -> str:

@@ -27,7 +27,7 @@ def advise(config: SluiceConfig, machine: Machine) -> list[Advice]:
     """Return what is unwise in ``config``, on ``machine`` if that is where it starts workers."""
     is_on_one_machine = cluster_address(config.deploy) is None
     return [
-        *(_memory(config, machine) if is_on_one_machine else ()),
+        *(memory_advice(config, machine) if is_on_one_machine else ()),
         *_shapes(config),
         *_times(config),
         *_numbers(config),
@@ -57,7 +57,8 @@ def _letters(variable: str) -> str:
     return re.sub("_+", "_", variable.upper())
 
 
-def _memory(config: SluiceConfig, machine: Machine) -> Iterator[Advice]:
+def memory_advice(config: SluiceConfig, machine: Machine) -> Iterator[Advice]:
+    """Yield what is unwise in all workers of ``config`` on ``machine``."""
     total_nbytes = machine.meminfo_nbytes("MemTotal")
     if total_nbytes is None:
         return

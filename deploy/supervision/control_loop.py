@@ -173,8 +173,7 @@ class ControlLoop:
                 )
             except ConfigError as error:
                 return Refused(str(error))
-        self._want()
-        return Taken()
+        return self._want()
 
     def update(self, config: SluiceConfig) -> Outcome:
         """Replace all workers, few at a time, by such that run by ``config``."""
@@ -200,8 +199,7 @@ class ControlLoop:
         if not is_new:
             self._store()  # It is wanted already, but may not have been stored.
             return Unchanged()
-        self._want()
-        return Taken()
+        return self._want()
 
     def _go_by(self, plan: Plan) -> None:
         """Want ``plan``; what no worker has served by is not gone back to."""
@@ -226,15 +224,15 @@ class ControlLoop:
                 )
             self._go_by(plan)
             self._desired = rebased(self._desired, {}, self._plan.revision)
-        self._want()
-        return Taken()
+        return self._want()
 
-    def _want(self) -> None:
+    def _want(self) -> Taken:
         self._store()
         with self._lock:
-            desired = self._desired
+            plan, desired = self._plan, self._desired
         told = " ".join(f"{role}={target.replicas}" for role, target in desired.targets.items())
         log.info("event=wanted %s leaving=%s", told, ",".join(desired.leaving) or "none")
+        return Taken(plan.advice({role: of.replicas for role, of in desired.targets.items()}))
 
     def _store(self) -> None:
         """Store what is wanted by now, which is what the caller has put there or newer.

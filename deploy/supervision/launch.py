@@ -58,6 +58,10 @@ class Plan(Protocol):
         """Return what to start."""
         ...
 
+    def advice(self, replicas: Mapping[Party, int]) -> str:
+        """Return what is unwise in so many of each role, in one line; "": nothing."""
+        ...
+
     def updated(self, config: SluiceConfig) -> "Plan":
         """Return the plan by a new config.
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 class Taken:
     """It is stored, and carried out from now on."""
 
+    advice: str = ""
+    """What is unwise in it, in one line; "": nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Unchanged:

@@ -13,6 +13,8 @@ from core.ids import WorkerId
 from core.logs import LogFormat
 from core.messages import Party, Role
 from core.worker_context import WorkerContext
+from deploy.config.advice import memory_advice
+from deploy.doctor.machine import Machine
 from deploy.supervision.changes import deploy_settings_of, refuse_fixed
 from deploy.supervision.launch import Launch
 from deploy.supervision.placement import router_bundle, worker_bundle
@@ -128,6 +130,16 @@ class DeploymentPlan:
         roles: tuple[Role, ...] = ("prefill", "decode")
         for role in roles:
             self.launch(role, worker_name(role, 0))
+
+    def advice(self, replicas: Mapping[Party, int]) -> str:
+        """Return what is unwise in so many of each role, in one line; "": nothing."""
+        if not self.private:
+            return ""
+        deploy = self.deploy.model_copy(
+            update={role: replicas.get(role, 0) for role in ("prefill", "decode")}
+        )
+        config = self.config.model_copy(update={"deploy": deploy})
+        return "; ".join(advice.text for advice in memory_advice(config, Machine()))
 
     def updated(self, config: SluiceConfig) -> "DeploymentPlan":
         """Return the plan by ``config``, with as many workers as before.

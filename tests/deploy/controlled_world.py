@@ -38,6 +38,9 @@ class OnePlan:
     def launch(self, _role: Party, name: str) -> Launch:
         return Launch(name, Bundle({}), {})
 
+    def advice(self, _replicas: Mapping[Party, int]) -> str:
+        return ""
+
     def updated(self, config: SluiceConfig) -> "OnePlan":
         return replace(self, revision_of_all=config.model.model)
 

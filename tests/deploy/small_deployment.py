@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -92,6 +93,9 @@ class IdlePlan:
         service = IdleService(name, behaviour, revision=self.revision_of_all)
         asked = {"none": 1.0} if behaviour == "no_room" else {}
         return Launch(service, Bundle(asked), self.environment)
+
+    def advice(self, _replicas: Mapping[Party, int]) -> str:
+        return ""
 
     def updated(self, config: str) -> "IdlePlan":
         return replace(self, revision_of_all=config)

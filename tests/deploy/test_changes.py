@@ -5,7 +5,7 @@ refused field that keeps all later changes out, and workers that are restarted f
 supervision goes by.
 """
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,14 @@ def plan_of(config: SluiceConfig, *, own_router: bool = True) -> DeploymentPlan:
 def changed(field: str) -> tuple[DeploymentPlan, SluiceConfig]:
     """Return a plan, and its config with another value of one field of ``deploy``."""
     return plan_of(config_of()), config_of(deploy={field: CHANGED[field]})
+
+
+def test_more_workers_than_one_machine_has_memory_for_are_warned_of() -> None:
+    on_cluster = plan_of(config_of(cache={"memory_gib": 1}))
+    here = replace(on_cluster, private=True)
+    assert here.advice({"router": 1, "prefill": 0, "decode": 1}) == ""
+    assert "0 prefill and 10000 decode workers take 10" in here.advice({"decode": 10_000})
+    assert on_cluster.advice({"decode": 10_000}) == ""
 
 
 def test_what_a_change_does_is_decided_for_every_field() -> None:

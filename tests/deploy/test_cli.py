@@ -141,6 +141,33 @@ def test_the_version_is_told_as_a_command_and_as_an_option(
     assert capsys.readouterr().out == told
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device here that is always full")
+@pytest.mark.parametrize(
+    ("command", "code"), [("version", 1), ("config reference", 1), ("--help", 0)]
+)
+def test_output_that_finds_no_room_is_told_in_one_line(command: str, code: int) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "deploy.main", *command.split()],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    line = "sluice: error: cannot write (No space left on device); make room, or write elsewhere\n"
+    assert (done.returncode, done.stderr) == (code, line if code else "")
+
+
+def test_a_file_of_api_keys_that_cannot_be_read_is_named_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "none"
+    assert run(["serve", "--port", "0", "--set", f"security.api_keys_file={file}"]) == EXIT_USAGE
+    assert str(file) in one_error_line(capsys)
+
+
 @pytest.mark.parametrize(
     "command", [["status"], ["cache", "show"], ["cache", "reset"], ["trace", "cmpl-1"]]
 )

@@ -5,12 +5,22 @@ written.
 """
 
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from deploy.run_file import RunningSession, announced, find_session, run_file, running_here
+from core.errors import ConfigError
+from deploy.run_file import (
+    RunningSession,
+    announced,
+    find_session,
+    run_file,
+    running_here,
+    url_here,
+)
 
 SESSION = RunningSession(address="127.0.0.1:1", token="", pid=os.getpid())
 DEAD = replace(SESSION, pid=2**30)
@@ -59,7 +69,34 @@ def test_those_that_run_here_are_named_and_neither_a_dead_one_nor_what_is_no_fil
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLUICE_CACHE", str(tmp_path))
-    assert running_here() == []
+    assert running_here() == {}
     with announced("b", SESSION), announced("a.1", SESSION), announced("c", DEAD):
         run_file("odd").write_text("no session")
-        assert running_here() == ["a.1", "b"]
+        assert list(running_here()) == ["a.1", "b"]
+
+
+def test_the_api_of_the_only_deployment_here_need_not_be_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_CACHE", str(tmp_path))
+    assert url_here() is None
+    served = [replace(SESSION, url=f"http://127.0.0.1:{port}") for port in (9001, 9002)]
+    with announced("workers-alone", SESSION):
+        assert url_here() is None
+        with announced("a", served[0]):
+            assert url_here() == served[0].url
+            told = "a at http://127.0.0.1:9001, b at http://127.0.0.1:9002; give --url"
+            with announced("b", served[1]), pytest.raises(ConfigError, match=told):
+                url_here()
+
+
+def test_the_end_of_a_session_can_be_waited_for_though_nobody_has_reaped_its_driver() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    session = replace(SESSION, pid=child.pid)
+    assert not session.wait_end(0.2)
+    assert child.stdin is not None
+    child.stdin.close()
+    assert session.wait_end(60)
+    child.wait()
+    assert session.wait_end(0)
+    assert DEAD.wait_end(0)

@@ -41,8 +41,8 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[Outcome]:
     outcomes: list[Outcome] = []
 
     @contextmanager
-    def found(name: str, _address: str | None) -> Iterator[tuple[Answering, str]]:
-        yield Answering(outcomes[-1]), name
+    def found(name: str, _address: str | None) -> Iterator[scale.Found]:
+        yield scale.Found(Answering(outcomes[-1]), name, None)
 
     def get(outcome: Outcome, *, timeout: float) -> Outcome:
         assert timeout == scale.CALL_TIMEOUT_S
@@ -85,6 +85,14 @@ def test_what_is_refused_is_an_error_with_the_reason(
     with pytest.raises(ConfigError, match="decode=0"):
         scale.run_scale("a", None, {"decode": 0}, {})
     assert capsys.readouterr().out == ""
+
+
+def test_what_is_unwise_in_it_is_told_after_it_was_taken(
+    outcomes: list[Outcome], capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcomes.append(Taken("cache: too much"))
+    assert scale.run_scale("a", None, {"decode": 500}, {}) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["a: warning: cache: too much"]
 
 
 def test_a_scale_and_an_undo_offer_no_undo(

@@ -181,3 +181,43 @@ def test_sigterm_to_the_whole_group_leaves_nothing(sluice: Sluice) -> None:
     _, alive = psutil.wait_procs(sluice.seen, timeout=STOP_TIMEOUT_S)
     assert alive == []
     assert list(sluice.ray_temp.iterdir()) == []
+
+
+def test_commands_find_it_by_themselves_and_down_returns_when_nothing_of_it_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a deployment with a name and a port of its own
+    (tmp_path / "models").symlink_to(cache_folder() / "models")
+    monkeypatch.setenv("SLUICE_CACHE", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    sluice = Sluice("--set", "deploy.name=found", "--prefill", "0")
+    try:
+        url = sluice.client().url
+
+        # When it is asked for without its address, then it is found, and so is what is unwise
+        assert "decode-0" in command("status")
+        scaled = command("scale", "decode=5000", "--name=found")
+        assert "warning: cache: the pools" in scaled
+        assert "found: taken" in command("scale", "decode=1", "--name=found")
+
+        # When it is stopped, then its own process has ended, too
+        assert command("down", "--name=found") == "found: stopped\n"
+        assert sluice.child.poll() == 0
+        with pytest.raises(UnreachableError):
+            ApiClient(url).workers()
+    finally:
+        sluice.clean_up()
+
+
+def command(*arguments: str) -> str:
+    """Return what a command prints that succeeds."""
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy.main", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
