@@ -1,19 +1,18 @@
 """Makes what there is what is wanted: sees, decides and acts, while commands change what is wanted.
 
-No call into Ray is made under the lock: one that Ray answers late delays what is done about the
-services, and keeps no command and no ``sluice status`` waiting.
+No call into Ray is made under a lock of ``Orders``: one that Ray answers late delays what is done
+about the services, and keeps no command and no ``sluice status`` waiting.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
-from core.config import DeployConfig, SluiceConfig
-from core.errors import ConfigError
-from core.messages import DesiredWorkers, Party, Role
+from core.config import DeployConfig
+from core.messages import DesiredWorkers, Party
 from deploy.supervision.desired import (
     Action,
     Drain,
@@ -27,11 +26,9 @@ from deploy.supervision.desired import (
 from deploy.supervision.event_log import EventLog
 from deploy.supervision.events import Event, GaveUp, ProcessDied, ProcessStarted, ServiceEnded
 from deploy.supervision.launch import Launch, Plan
-from deploy.supervision.outcome import Outcome, Refused, Taken, Unchanged
+from deploy.supervision.orders import Orders
 from deploy.supervision.reconciler import Reconciler
-from deploy.supervision.scaling import rebased, scaled
 from deploy.supervision.trouble import Troubles
-from deploy.supervision.wanted import Wanted
 
 log = logging.getLogger(__name__)
 
@@ -112,33 +109,21 @@ def limits_of(deploy: DeployConfig) -> Limits:
 class ControlLoop:
     """One thread calls ``step`` again and again; any thread calls the rest."""
 
-    def __init__(self, wanted: Wanted, services: Services, put: Callable[[Wanted], None]) -> None:
-        """Go on with ``wanted``; ``put`` keeps it for the next controller, in some time."""
+    def __init__(self, orders: Orders, services: Services) -> None:
+        self._orders = orders
         self._services = services
-        self._put = put
         self._events = EventLog()
-        self._reconciler = Reconciler(limits_of(wanted.plan.deploy))
+        self._reconciler = Reconciler(limits_of(orders.wanted.plan.deploy))
         self._troubles = Troubles(time.time())
         """Of the thread that steps, as the above."""
         self._acting = threading.Lock()
-        """Held while ``step`` acts. Taken before the others."""
+        """Held while ``step`` acts."""
         self._is_halted = False
         """Looked at before each action."""
         self._num_kept = 0
         """Of the thread that steps: how often it has seen to it that something is stored."""
-        self._storing = threading.Lock()
-        """Held while something is stored, so that nothing older is stored after it. Taken before
-        the other."""
-        self._stored = wanted
-        """What was stored last. With the above held."""
-        self._lock = threading.Lock()
-        """Protects the fields below. Never held for a call that may wait."""
-        self._plan, self._desired = wanted.plan, wanted.desired
-        self._plan_before, self._has_served = wanted.plan_before, wanted.has_served
-        """As in ``Wanted``."""
-        self._revisions = dict(wanted.revisions)
-        """Of all services that may be there."""
-        self._observed: dict[str, Observed] = {}
+        self.observed: Mapping[str, Observed] = {}
+        """All services as last seen, by name. Set by the thread that steps; any may look."""
 
     @property
     def progress(self) -> int:
@@ -155,103 +140,12 @@ class ControlLoop:
 
     def services(self) -> list[Row]:
         """Return all services as last seen."""
-        with self._lock:
-            seen = list(self._observed.values())
-        return [
-            Row(s.name, s.role, s.state, s.revision) for s in sorted(seen, key=lambda s: s.name)
-        ]
-
-    def scale(self, counts: Mapping[Role, int], roles: Mapping[str, Role]) -> Outcome:
-        """Want ``counts`` of the roles, and the named workers in other roles.
-
-        Said again, it gives those that stay down new chances: it is never ``Unchanged``.
-        """
-        with self._lock:
-            try:
-                self._desired = scaled(
-                    self._desired, self._observed, counts, roles, self._plan.revision
-                )
-            except ConfigError as error:
-                return Refused(str(error))
-        return self._want()
-
-    def update(self, config: SluiceConfig) -> Outcome:
-        """Replace all workers, few at a time, by such that run by ``config``."""
-        return self._rebase(config, {})
-
-    def apply(self, config: SluiceConfig) -> Outcome:
-        """As ``update``, and want as many workers as ``config`` says."""
-        return self._rebase(
-            config, {"prefill": config.deploy.prefill, "decode": config.deploy.decode}
-        )
-
-    def _rebase(self, config: SluiceConfig, counts: Mapping[Party, int]) -> Outcome:
-        with self._lock:
-            try:
-                plan = self._plan.updated(config)
-                desired = rebased(self._desired, counts, plan.revision)
-            except ConfigError as error:
-                return Refused(str(error))
-            is_new = (plan, desired.targets) != (self._plan, self._desired.targets)
-            if is_new:
-                self._go_by(plan)
-                self._desired = desired
-        if not is_new:
-            self._store()  # It is wanted already, but may not have been stored.
-            return Unchanged()
-        return self._want()
-
-    def _go_by(self, plan: Plan) -> None:
-        """Want ``plan``; what no worker has served by is not gone back to."""
-        if plan == self._plan:
-            return
-        if self._has_served or self._plan_before is None:
-            self._plan_before = self._plan
-        self._plan, self._has_served = plan, False
-
-    def undo(self) -> Outcome:
-        """Go by the last other config by which workers have served, or by the first one.
-
-        Said twice, it goes forth again if workers have served by what it took back. The numbers of
-        workers stay as they are wanted now.
-        """
-        with self._lock:
-            plan = self._plan_before
-            if plan is None or plan == self._plan:
-                return Refused(
-                    "nothing to take back: since the start, or since the last --undo, workers have "
-                    "served by no other config"
-                )
-            self._go_by(plan)
-            self._desired = rebased(self._desired, {}, self._plan.revision)
-        return self._want()
-
-    def _want(self) -> Taken:
-        self._store()
-        with self._lock:
-            plan, desired = self._plan, self._desired
-        told = " ".join(f"{role}={target.replicas}" for role, target in desired.targets.items())
-        log.info("event=wanted %s leaving=%s", told, ",".join(desired.leaving) or "none")
-        return Taken(plan.advice({role: of.replicas for role, of in desired.targets.items()}))
-
-    def _store(self) -> None:
-        """Store what is wanted by now, which is what the caller has put there or newer.
-
-        Not again what another thread has stored meanwhile: nobody waits for more than two puts.
-        """
-        with self._storing:
-            with self._lock:
-                revisions = dict(self._revisions)
-                wanted = Wanted(
-                    self._plan, self._desired, revisions, self._plan_before, self._has_served
-                )
-            if wanted != self._stored:
-                self._put(wanted)
-                self._stored = wanted
+        seen = sorted(self.observed.values(), key=lambda seen: seen.name)
+        return [Row(each.name, each.role, each.state, each.revision) for each in seen]
 
     def _keep(self) -> None:
-        """As ``_store``, by the thread that steps."""
-        self._store()
+        """Store what is wanted, by the thread that steps."""
+        self._orders.store()
         self._num_kept += 1
 
     def halt(self, wait_s: float = HALT_WAIT_S) -> bool:
@@ -282,8 +176,7 @@ class ControlLoop:
     def _word(self) -> DesiredWorkers:
         """Return what the services are told."""
         edition, trouble = self._troubles.told(time.time())
-        with self._lock:
-            return self._desired.word(edition, trouble)
+        return self._orders.wanted.desired.word(edition, trouble)
 
     def _act(self, observed: dict[str, Observed]) -> None:
         for name in self._services.nameless:
@@ -292,22 +185,22 @@ class ControlLoop:
             self._services.claim_name(name)
         happened = [self._hear(event) for event in self._services.take_events()]
         self._troubles.see(time.monotonic(), observed)
-        with self._lock:
-            self._observed = observed
-            plan = self._plan
-            self._reconciler.limit(limits_of(plan.deploy))
-            actions = self._reconciler.decide(time.monotonic(), self._desired, observed)
-            is_first_served = not self._has_served and self._desired.is_served(observed.values())
-            self._has_served |= is_first_served
-            starts = {each.name: each.revision for each in actions if isinstance(each, Start)}
-            self._revisions |= starts
-        if starts or is_first_served:
+        self.observed = observed
+        wanted = self._orders.wanted
+        plan = wanted.plan
+        self._reconciler.limit(limits_of(plan.deploy))
+        actions = self._reconciler.decide(time.monotonic(), wanted.desired, observed)
+        if starts := {each.name: each.revision for each in actions if isinstance(each, Start)}:
+            self._orders.note_starts(starts)
+        is_served = wanted.desired.is_served(observed.values())
+        if (is_served and self._orders.note_served(plan)) or starts:
             # Before they exist: a controller that dies in between looks for them by their names.
             self._keep()
         given_up = list(self._carry_out_all(actions, plan))
         # After the acting, which may have started anew what these events tell of.
         self._events.append([*happened, *given_up])
-        self._drop_what_is_over(observed)
+        if self._orders.note_there(self._services.revisions, observed):
+            self._keep()
 
     def _carry_out_all(self, actions: Iterable[Action], plan: Plan) -> Iterator[Event]:
         for action in actions:
@@ -353,13 +246,3 @@ class ControlLoop:
         if isinstance(told, GaveUp):
             log.error("event=stays_down service=%s reason=%s", told.name, told.reason)
         return told
-
-    def _drop_what_is_over(self, observed: Mapping[str, Observed]) -> None:
-        revisions = dict(self._services.revisions)
-        with self._lock:
-            leaving = {n: r for n, r in self._desired.leaving.items() if n in observed}
-            if (leaving, revisions) == (self._desired.leaving, self._revisions):
-                return
-            self._desired = replace(self._desired, leaving=leaving)
-            self._revisions = revisions
-        self._keep()

@@ -19,6 +19,7 @@ from core.messages import Role
 from core.parent import die_with_parent
 from deploy.supervision.control_loop import ControlLoop, Row
 from deploy.supervision.events import Event
+from deploy.supervision.orders import Orders
 from deploy.supervision.outcome import Outcome
 from deploy.supervision.ray_services import RayServices
 from deploy.supervision.sentinel import outlive_not
@@ -39,7 +40,7 @@ END_TIMEOUT_S = 10.0
 
 
 class Controller:
-    """The actor around a ``ControlLoop``. One thread acts; Ray's calls change what is wanted.
+    """The actor around ``Orders`` and a ``ControlLoop``. One thread acts; Ray's calls order.
 
     Another one ends the process, for Ray to start it anew, when the first hangs.
     """
@@ -60,7 +61,8 @@ class Controller:
         set_up_logging(plan.log_level, worker=NAME, role="deploy", log_format=plan.log_format)
         services = RayServices(namespace, sentinel)
         services.adopt(wanted.revisions)
-        self._loop = ControlLoop(wanted, services, self._store.put)
+        self._orders = Orders(wanted, self._store.put)
+        self._loop = ControlLoop(self._orders, services)
         if sentinel is not None:
             outlive_not(sentinel, self._end)
         acting = threading.Thread(target=self._run, name=NAME, daemon=True)
@@ -71,7 +73,7 @@ class Controller:
         return NAME
 
     def events(self, life: int, start: int, wait_s: float) -> tuple[int, int, list[Event]]:
-        """See ``ControlLoop``, as for all below."""
+        """See ``ControlLoop``."""
         return self._loop.events(life, start, wait_s)
 
     def services(self) -> list[Row]:
@@ -79,23 +81,23 @@ class Controller:
         return self._loop.services()
 
     def scale(self, counts: Mapping[Role, int], roles: Mapping[str, Role]) -> Outcome:
-        """Want other numbers of workers, or workers in other roles."""
-        return self._loop.scale(counts, roles)
+        """See ``Orders``."""
+        return self._orders.scale(counts, roles, self._loop.observed)
 
     def update(self, config: SluiceConfig) -> Outcome:
-        """Replace all workers, few at a time, by such that run by ``config``."""
-        return self._loop.update(config)
+        """See ``Orders``."""
+        return self._orders.update(config)
 
     def undo(self) -> Outcome:
-        """Go by the config before the last update that changed it."""
-        return self._loop.undo()
+        """See ``Orders``."""
+        return self._orders.undo()
 
     def apply(self, config: SluiceConfig) -> Outcome:
-        """As ``update``, and want as many workers as ``config`` says."""
-        return self._loop.apply(config)
+        """See ``Orders``."""
+        return self._orders.apply(config)
 
     def halt(self) -> bool:
-        """Begin nothing more; return whether nothing is under way any more either."""
+        """See ``ControlLoop``."""
         return self._loop.halt()
 
     def _run(self) -> None:

@@ -6,13 +6,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from core.config import DeployConfig, SluiceConfig
-from core.messages import DesiredWorkers, Party
+from core.messages import DesiredWorkers, Party, Role
 from deploy.supervision.control_loop import ControlLoop
 from deploy.supervision.desired import Observed, State
 from deploy.supervision.events import (
     Event,
 )
 from deploy.supervision.launch import Launch
+from deploy.supervision.orders import Orders
+from deploy.supervision.outcome import Outcome
 from deploy.supervision.placement import Bundle
 from deploy.supervision.wanted import Wanted, first_wanted
 
@@ -126,7 +128,15 @@ class World:
         self.stored: list[Wanted] = [first_wanted(plan or OnePlan())]
         self.store_gate = Gate()
         self.services = SlowServices(self.stored)
-        self.loop = ControlLoop(self.stored[0], self.services, self._put)
+        self.begin()
+
+    def begin(self) -> None:
+        """Let another controller go on with what was stored last."""
+        self.orders = Orders(self.stored[-1], self._put)
+        self.loop = ControlLoop(self.orders, self.services)
+
+    def scale(self, counts: Mapping[Role, int], roles: Mapping[str, Role]) -> Outcome:
+        return self.orders.scale(counts, roles, self.loop.observed)
 
     def _put(self, wanted: Wanted) -> None:
         self.store_gate.pass_through()

@@ -53,11 +53,11 @@ def test_commands_are_answered_while_a_start_stands_still(
 ) -> None:
     loop = world.loop
     with world.standing(world.services.gate, world.step):
-        assert answer(lambda: loop.scale({"decode": 3}, {})) == Taken()
+        assert answer(lambda: world.scale({"decode": 3}, {})) == Taken()
         assert world.wanted() == {"prefill": 1, "decode": 3}
         assert answer(loop.services) == []
         assert answer(lambda: loop.events(0, 0, 0.0))[1:] == (0, [])
-        assert "decode=0" in str(answer(lambda: loop.scale({"decode": 0}, {})))
+        assert "decode=0" in str(answer(lambda: world.scale({"decode": 0}, {})))
 
     # Then what was wanted meanwhile is done next, and nobody was started twice
     assert sorted(world.services.seen) == ["decode-0", "decode-1", "prefill-0"]
@@ -74,7 +74,7 @@ def test_mutation_with_the_lock_held_while_acting_no_command_is_answered(
     carry_out = ControlLoop._carry_out
 
     def under_the_lock(self: ControlLoop, *arguments: object) -> Event | None:
-        with self._lock:
+        with world.orders._lock:
             return carry_out(self, *arguments)
 
     monkeypatch.setattr(ControlLoop, "_carry_out", under_the_lock)
@@ -87,8 +87,8 @@ def test_what_is_shown_is_shown_while_the_store_stands_still_and_the_newest_is_s
     world: World,
 ) -> None:
     loop = world.loop
-    with world.standing(world.store_gate, lambda: loop.scale({"decode": 3}, {})):
-        second = threading.Thread(target=lambda: loop.scale({"decode": 4}, {}), daemon=True)
+    with world.standing(world.store_gate, lambda: world.scale({"decode": 3}, {})):
+        second = threading.Thread(target=lambda: world.scale({"decode": 4}, {}), daemon=True)
         second.start()
         assert answer(loop.services) == []
         assert answer(lambda: loop.events(0, 0, 0.0))[2] == []
@@ -99,13 +99,13 @@ def test_what_is_shown_is_shown_while_the_store_stands_still_and_the_newest_is_s
 def test_a_worker_that_was_named_while_a_drain_stands_still_changes_its_role_after_it(
     world: World,
 ) -> None:
-    loop, services = world.loop, world.services
+    services = world.services
     world.step()
     for name in list(services.seen):
         services.put(name, "ready")
-    assert loop.scale({"prefill": 0}, {}) == Taken()
+    assert world.scale({"prefill": 0}, {}) == Taken()
     with world.standing(services.gate, world.step):
-        assert answer(lambda: loop.scale({}, {"decode-0": "prefill"})) == Taken()
+        assert answer(lambda: world.scale({}, {"decode-0": "prefill"})) == Taken()
     assert world.stored[-1].desired.leaving == {"decode-0": "prefill"}
     world.step()
     assert services.seen["decode-0"].state == "draining"
@@ -122,7 +122,7 @@ def test_a_worker_that_was_named_while_a_drain_stands_still_changes_its_role_aft
 def test_an_update_while_a_start_stands_still_replaces_that_worker_too(world: World) -> None:
     config = SluiceConfig.model_validate({"model": {"model": "b"}, "deploy": {"decode": 2}})
     with world.standing(world.services.gate, world.step):
-        assert answer(lambda: world.loop.apply(config)) == Taken()
+        assert answer(lambda: world.orders.apply(config)) == Taken()
     assert set(world.services.revisions.values()) == {"a"}
     for _ in range(12):
         for name, seen in list(world.services.seen.items()):
@@ -144,7 +144,7 @@ def test_a_halt_waits_for_what_is_under_way_and_then_nothing_is_started(world: W
     world.services.is_halted = True
     world.services.nameless = ["decode-9"]
     there = dict(world.services.seen)
-    world.loop.scale({"decode": 3}, {})
+    world.scale({"decode": 3}, {})
     assert not world.loop.step(0.0)
     assert world.services.seen == there
 
@@ -190,7 +190,7 @@ def test_what_the_acting_thread_stores_is_progress_and_what_a_command_stores_is_
     for name in list(world.services.seen):
         world.services.put(name, "ready")
     before = world.loop.progress
-    world.loop.scale({"decode": 3}, {})
+    world.scale({"decode": 3}, {})
     assert world.loop.progress == before
     with world.standing(world.store_gate, world.step):
         before = world.loop.progress
@@ -201,19 +201,20 @@ def test_of_many_who_store_at_once_nobody_waits_for_more_than_two_puts(world: Wo
     """Or an acting thread behind some commands would seem to hang while each of them gets on."""
     num_before = len(world.stored)
     commands = [
-        threading.Thread(target=lambda n=n: world.loop.scale({"decode": n}, {}), daemon=True)
+        threading.Thread(target=lambda n=n: world.scale({"decode": n}, {}), daemon=True)
         for n in range(3, 8)
     ]
-    with world.standing(world.store_gate, lambda: world.loop.scale({"prefill": 2}, {})):
+    with world.standing(world.store_gate, lambda: world.scale({"prefill": 2}, {})):
         for command in commands:
             command.start()
         wait_until(
-            lambda: world.loop._desired.generation == 1 + len(commands), "all of them are wanted"
+            lambda: world.orders.wanted.desired.generation == 1 + len(commands),
+            "all of them are wanted",
         )
     for command in commands:
         command.join(GATE_WAIT_S)
     assert len(world.stored) == num_before + 2
-    assert world.stored[-1].desired == world.loop._desired
+    assert world.stored[-1].desired == world.orders.wanted.desired
 
 
 def test_who_is_given_up_is_told_after_what_it_died_of(world: World) -> None:

@@ -8,7 +8,6 @@ the controller since it was never stored.
 import pytest
 
 from core.config import SluiceConfig
-from deploy.supervision.control_loop import ControlLoop
 from deploy.supervision.events import (
     GaveUp,
     ServiceEnded,
@@ -39,20 +38,19 @@ def all_serve(world: World) -> None:
 def test_an_update_that_is_taken_back_is_the_config_before_with_the_numbers_of_now(
     world: World,
 ) -> None:
-    loop = world.loop
     all_serve(world)
-    assert "nothing to take back" in str(loop.undo())
-    assert loop.update(config_of("a")) == Unchanged()
-    assert isinstance(loop.undo(), Refused), "that update changed nothing"
-    assert loop.update(config_of("b")) == Taken()
-    assert loop.scale({"decode": 3}, {}) == Taken()
-    assert loop.update(config_of("b")) == Unchanged()
+    assert "nothing to take back" in str(world.orders.undo())
+    assert world.orders.update(config_of("a")) == Unchanged()
+    assert isinstance(world.orders.undo(), Refused), "that update changed nothing"
+    assert world.orders.update(config_of("b")) == Taken()
+    assert world.scale({"decode": 3}, {}) == Taken()
+    assert world.orders.update(config_of("b")) == Unchanged()
 
     # When it is taken back, and again, then it goes back and forth; by a later controller, too
     for again, revision in enumerate(("a", "b", "a")):
         all_serve(world)
-        loop = world.loop = ControlLoop(world.stored[-1], world.services, world._put)
-        assert loop.undo() == Taken()
+        world.begin()
+        assert world.orders.undo() == Taken()
         assert world.wanted() == {"prefill": 1, "decode": 3}
         told = world.stored[-1]
         assert {target.revision for target in told.desired.targets.values()} == {revision}
@@ -65,25 +63,24 @@ def test_what_no_worker_has_served_by_is_not_gone_back_to(world: World) -> None:
 
     And an undo that is told twice, since its first answer was lost, stays what it is.
     """
-    loop = world.loop
     all_serve(world)
-    assert loop.update(config_of("bad")) == Taken()
+    assert world.orders.update(config_of("bad")) == Taken()
     world.step()
-    assert loop.update(config_of("worse")) == Taken()
+    assert world.orders.update(config_of("worse")) == Taken()
     world.step()
-    assert loop.undo() == Taken()
+    assert world.orders.undo() == Taken()
     assert world.stored[-1].plan == OnePlan(revision_of_all="a")
-    assert isinstance(loop.undo(), Refused)
+    assert isinstance(world.orders.undo(), Refused)
     assert world.stored[-1].plan == OnePlan(revision_of_all="a")
     all_serve(world)
-    assert loop.update(config_of("b")) == Taken()
-    assert loop.undo() == Taken()
+    assert world.orders.update(config_of("b")) == Taken()
+    assert world.orders.undo() == Taken()
     assert world.stored[-1].plan == OnePlan(revision_of_all="a")
 
 
 def test_the_first_config_is_gone_back_to_though_not_all_have_served_by_it(world: World) -> None:
-    assert world.loop.update(config_of("b")) == Taken()
-    assert world.loop.undo() == Taken()
+    assert world.orders.update(config_of("b")) == Taken()
+    assert world.orders.undo() == Taken()
     assert world.stored[-1].plan == OnePlan()
 
 
@@ -96,23 +93,23 @@ def test_what_could_not_be_stored_is_stored_when_it_is_asked_for_again(
         raise RuntimeError("Ray's control service does not answer")
 
     with monkeypatch.context() as patch:
-        patch.setattr(world.loop, "_put", fail)
+        patch.setattr(world.orders, "_put", fail)
         with pytest.raises(RuntimeError):
-            world.loop.update(config_of("b"))
+            world.orders.update(config_of("b"))
     assert world.stored[-1].plan == OnePlan()
-    world.loop.update(config_of("b"))
+    world.orders.update(config_of("b"))
     assert world.stored[-1].plan == OnePlan(revision_of_all="b")
 
 
 def test_a_worker_that_no_update_can_start_is_told_to_all_with_the_reason_until_it_is_taken_back(
     world: World,
 ) -> None:
-    loop, services = world.loop, world.services
+    services = world.services
     world.step()
     for name in list(services.seen):
         services.put(name, "ready")
     world.step()
-    assert loop.update(config_of("b")) == Taken()
+    assert world.orders.update(config_of("b")) == Taken()
     world.step()
     assert services.seen["decode-2"].revision == "b"
     services.put("decode-2", "refused")
@@ -124,9 +121,9 @@ def test_a_worker_that_no_update_can_start_is_told_to_all_with_the_reason_until_
     reason = "its config cannot work: cache.num_blocks: none fits"
     assert after.trouble == (f"decode-2 stays down: {reason}",)
     assert after.edition > before.edition
-    assert loop.events(0, 0, 0.0)[2][-1] == GaveUp("decode-2", reason)
+    assert world.loop.events(0, 0, 0.0)[2][-1] == GaveUp("decode-2", reason)
 
-    assert loop.undo() == Taken()
+    assert world.orders.undo() == Taken()
     for _ in range(3):
         world.step()
     assert services.seen.keys() == {"decode-0", "decode-1", "prefill-0"}
