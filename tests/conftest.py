@@ -1,6 +1,7 @@
 """What every test leaves as it found it."""
 
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -23,3 +24,20 @@ def logging_as_before() -> Iterator[None]:
     root.handlers[:] = handlers
     root.setLevel(level)
     logging.captureWarnings(capture=False)
+
+
+@pytest.fixture(autouse=True)
+def ray_environment_as_before() -> Iterator[None]:
+    """Take back what a command that ran in this process has said to Ray.
+
+    To what later tests start it would say, for one, that no second node can join.
+    """
+    before = _said_to_ray()
+    yield
+    for name in _said_to_ray().keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
+def _said_to_ray() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("RAY_")}

@@ -55,13 +55,12 @@ class RayCluster:
         self._port = self.free_port(head)
         self.dashboard = f"http://{dashboard_host}:{self.free_port(dashboard_host)}"
         self.environment = {
-            **os.environ,
+            **_without_ray(os.environ),
             **FAST_HEALTH_CHECKS,
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }
-        self.environment.pop("RAY_ADDRESS", None)
 
     @classmethod
     @contextmanager
@@ -241,6 +240,15 @@ class RayCluster:
             for folder in self._folder.glob("r/session_2*/runtime_resources/working_dir_files/*")
             if folder.is_dir()
         ]
+
+
+def _without_ray(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what is said to others than Ray.
+
+    A session of its own, as an earlier test may have begun in this process, is told that no second
+    node can join: by ``RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0``.
+    """
+    return {name: value for name, value in environment.items() if not name.startswith("RAY_")}
 
 
 def _room(num_cpus: int, resources: Mapping[str, float]) -> tuple[str, str]:

@@ -25,7 +25,8 @@ CONFIG = DeployConfig(
     stop_timeout_s=float(os.environ.get("STOP_TIMEOUT_S", "7")),
     progress_timeout_s=float(os.environ.get("PROGRESS_TIMEOUT_S", "60")),
 )
-prepare_ray_environment(CONFIG)
+if __name__ == "__main__":  # whoever imports it has a cluster, or other tests in its process
+    prepare_ray_environment(CONFIG)
 
 from core.lifecycle import Lifecycle, Work  # noqa: E402
 from core.messages import Party  # noqa: E402
