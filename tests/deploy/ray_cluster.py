@@ -18,8 +18,8 @@ from typing import Any
 
 import psutil
 
-from deploy.cluster.ports import claim_port
 from deploy.cluster.processes import kill_processes, with_descendants
+from tests.free_ports import free_port
 
 ROOT = Path(__file__).parents[2]
 LOOPBACK = "127.0.0.1"
@@ -27,14 +27,19 @@ HEAD = "127.0.0.2"
 OURS = ("ray::ServiceActor", "ray::Controller", "ray::Sentinel")
 """What Ray calls the processes of a deployment."""
 TIMEOUT_S = 90.0
+COMMAND_TIMEOUT_S = 240.0
+"""For one that starts a whole deployment, on a machine with other loads."""
+MAX_LISTED = 1000
+"""Of nodes or actors, the dead ones included; Ray by itself shows 100 of them."""
 NUM_TRIES = 3
 """To start a node: the control service gives one up that is slow to answer at first."""
 FAST_HEALTH_CHECKS = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "3",
+    "RAY_health_check_timeout_ms": "10000",
+    "RAY_health_check_failure_threshold": "5",
 }
+"""A node that was killed refuses each check at once; one that is slow has a minute."""
 
 
 def wait_until(holds: Callable[[], object], what: str, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -87,7 +92,7 @@ class RayCluster:
 
     def free_port(self, address: str) -> int:
         """Return a port that nothing at ``address`` listens on."""
-        return claim_port(address, 0, field="test")
+        return free_port(address)
 
     def inside(self, _address: str) -> tuple[str, ...]:
         """Return what is written before a command so that it runs on the machine of an address."""
@@ -102,23 +107,27 @@ class RayCluster:
             f"--ray-client-server-port={self.free_port(self._head)}",
             *_room(num_cpus, resources),
         )
-        wait_until(lambda: self.num_nodes() == 1, "the head alive")
+        if not self._has_joined(self._head):
+            raise AssertionError(f"the head ends: {self._log(self._head)}")
 
     def add(self, address: str, num_cpus: int, **resources: float) -> None:
         """Start a node. Returns when it has joined: two that start at once wait for each other."""
         for _ in range(NUM_TRIES):
             self._start(address, f"--address={self.address}", *_room(num_cpus, resources))
-            try:
-                wait_until(
-                    lambda: self._has(address) or self._has_ended(address), f"node {address} alive"
-                )
-            except AssertionError as error:
-                raise AssertionError(
-                    f"{error}; {self._list('nodes')}; {self._log(address)}"
-                ) from None
-            if not self._has_ended(address):
+            if self._has_joined(address):
                 return
         raise AssertionError(f"node {address} ends: {self._log(address)}")
+
+    def _has_joined(self, address: str) -> bool:
+        """Wait for a node that was started; return False if it ends."""
+        try:
+            wait_until(
+                lambda: self._is_alive(address) or self._has_ended(address), f"node {address} alive"
+            )
+        except AssertionError as error:
+            known = self._answer("nodes")
+            raise AssertionError(f"{error}; {known}; {self._log(address)}") from None
+        return not self._has_ended(address)
 
     def _log(self, address: str) -> str:
         return (self._folder / f"{address}.log").read_text()
@@ -164,19 +173,19 @@ class RayCluster:
 
     def kill_raylet(self, address: str) -> None:
         """Kill the one process by which Ray runs a node; what it runs there is to end with it."""
-        (raylet,) = (p for p in self.processes_on(address) if p.name() == "raylet")
+        (raylet,) = (p for p in self.processes_on(address) if name_of(p) == "raylet")
         kill_processes([raylet])
 
     def num_nodes(self) -> int:
-        """Return how many are alive; 0 while the head does not answer."""
+        """Return how many are alive."""
         nodes = self._list("nodes")
         return sum(node["state"] == "ALIVE" for node in nodes)
 
     def _has_ended(self, address: str) -> bool:
         return self._nodes[address].poll() is not None
 
-    def _has(self, address: str) -> bool:
-        nodes = self._list("nodes")
+    def _is_alive(self, address: str) -> bool:
+        nodes = self._answer("nodes") or []
         return any(node["node_ip"] == address and node["state"] == "ALIVE" for node in nodes)
 
     def living_actors(self) -> list[str]:
@@ -193,13 +202,25 @@ class RayCluster:
         return [group["placement_group_id"] for group in groups if group["state"] != "REMOVED"]
 
     def _list(self, kind: str) -> list[dict[str, Any]]:
+        """Return what the head knows; a head that does not answer just now is asked again."""
+        found: list[list[dict[str, Any]] | None] = []
+
+        def has_answered() -> bool:
+            found.append(self._answer(kind))
+            return found[-1] is not None
+
+        wait_until(has_answered, f"the head tells its {kind}")
+        return found[-1] or []
+
+    def _answer(self, kind: str) -> list[dict[str, Any]] | None:
         import httpx  # noqa: PLC0415 - of the tests alone
 
         try:
-            answer = httpx.get(f"{self.dashboard}/api/v0/{kind}", timeout=20).json()
+            url = f"{self.dashboard}/api/v0/{kind}?limit={MAX_LISTED}"
+            answer = httpx.get(url, timeout=20).json()
         except (httpx.HTTPError, ValueError):
-            return []
-        return answer["data"]["result"]["result"] if answer["result"] else []
+            return None
+        return answer["data"]["result"]["result"] if answer["result"] else None
 
     def run(self, *arguments: str, cwd: Path = ROOT) -> str:
         """Return what a command beside the cluster prints; fail if it fails."""
@@ -209,7 +230,7 @@ class RayCluster:
             cwd=cwd,
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_S,
+            timeout=COMMAND_TIMEOUT_S,
             check=False,
         )
         said = f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -253,6 +274,14 @@ def _without_ray(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _room(num_cpus: int, resources: Mapping[str, float]) -> tuple[str, str]:
     return f"--num-cpus={num_cpus}", f"--resources={json.dumps(resources)}"
+
+
+def name_of(process: psutil.Process) -> str | None:
+    """Return the name of a process that may have ended; None: it has."""
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return None
 
 
 def kill(process: psutil.Process) -> None:

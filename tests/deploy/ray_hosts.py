@@ -17,10 +17,10 @@ from pathlib import Path
 
 import psutil
 
-from deploy.cluster.ports import claim_port
 from deploy.cluster.processes import kill_processes
 from tests.chaos.network import Network, over_tcp
 from tests.deploy.ray_cluster import LOOPBACK, RayCluster
+from tests.free_ports import free_port
 
 CPUS_OF_A_HOST = 4
 HEALTH_CHECKS = {
@@ -88,7 +88,7 @@ class RayHosts(RayCluster):
 
     def free_port(self, _address: str) -> int:
         """Return a port that is free here, and so on a host, where hardly any is taken."""
-        return claim_port(LOOPBACK, 0, field="test")
+        return free_port(LOOPBACK)
 
     def inside(self, address: str) -> tuple[str, ...]:
         """Return what enters the namespace of a host."""

@@ -14,6 +14,7 @@ import pytest
 from core.key_files import write_keys
 from deploy.cli.parser import run
 from tests.deploy.ray_cluster import ROOT
+from tests.free_ports import refused_port
 from tests.router.model_folder import make_model_folder
 
 EXIT_USAGE = 2
@@ -174,9 +175,8 @@ def test_a_file_of_api_keys_that_cannot_be_read_is_named_before_anything_starts(
 def test_commands_say_in_one_line_that_nothing_answers(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as once:
-        port = once.getsockname()[1]
-    assert run([*command, "--url", f"http://127.0.0.1:{port}"]) == 1
+    with refused_port() as port:
+        assert run([*command, "--url", f"http://127.0.0.1:{port}"]) == 1
     assert "nothing answers" in one_error_line(capsys)
 
 

@@ -20,6 +20,7 @@ from deploy.cli.parser import run
 from deploy.cluster.environment import cluster_address
 from deploy.cluster.reach import joined, require_listener
 from deploy.run_file import RunningSession, announced
+from tests.free_ports import refused_port
 
 ROOT = Path(__file__).parents[2]
 HANGS_AFTER_S = 60.0
@@ -71,9 +72,11 @@ def test_a_cluster_that_takes_the_connection_and_never_answers_is_given_up(
 
 
 def test_an_address_where_nothing_listens_is_not_joined() -> None:
-    with listener() as address:
-        pass
-    with pytest.raises(ConfigError, match="nothing answers there"), joined(address, "--address"):
+    with (
+        refused_port() as port,
+        pytest.raises(ConfigError, match="nothing answers there"),
+        joined(f"127.0.0.1:{port}", "--address"),
+    ):
         pass
 
 

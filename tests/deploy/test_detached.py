@@ -17,8 +17,8 @@ import yaml
 
 from core.key_files import write_keys
 from deploy.api_client import ApiClient, UnreachableError
-from deploy.cluster.ports import claim_port
 from tests.deploy.ray_cluster import LOOPBACK, ROOT, RayCluster, wait_until
+from tests.free_ports import free_port
 from tests.integration.models import tiny_model
 
 PLAIN, SPECIAL = "127.0.0.5", "127.0.0.6"
@@ -38,7 +38,7 @@ def settings(cluster: RayCluster, model: Path, **deploy: object) -> dict[str, di
         "model": {"model": str(model), "served_name": "model", "device": "cpu"},
         "engine": {"num_threads": 1},
         "cache": {"num_blocks": 256},
-        "router": {"port": claim_port(LOOPBACK, 0, field="test")},
+        "router": {"port": free_port()},
         "deploy": {"ray_address": cluster.address, **deploy},
     }
 

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from deploy.cli.parser import run
-from deploy.cluster.ports import claim_port
 from deploy.doctor.machine import RdmaPort
 from deploy.doctor.pair import Address, check_pair, finding_of_pair
 from deploy.doctor.peer import Seen
 from tests.chaos.network import Network, over_tcp, why_not
+from tests.free_ports import free_port, refused_port
 
 ROOT = Path(__file__).parents[2]
 PORT = RdmaPort("mlx5_0/1", "4: ACTIVE", "InfiniBand", "400 Gb/sec (4X NDR)")
@@ -57,8 +57,8 @@ def test_a_read_that_fails_is_told_from_a_doctor_that_is_not_there() -> None:
     assert failed.fix is not None
     assert "the two reach each other, but UCX does not" in failed.fix
 
-    port = claim_port("127.0.0.1", 0, field="test")
-    absent = check_pair("auto", Address("127.0.0.1", port), [])
+    with refused_port() as port:
+        absent = check_pair("auto", Address("127.0.0.1", port), [])
     assert absent.level == "fail"
     assert absent.text == f"127.0.0.1:{port}: Connection refused"
     assert absent.fix is not None
@@ -96,7 +96,7 @@ def listening(network: Network, name: str, port: int) -> Generator[str]:
         )
         yield address
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
     finally:
         process.kill()
@@ -134,7 +134,7 @@ def test_bytes_cross_the_cable_between_two_hosts_and_a_firewall_is_found() -> No
     if (reason := why_not()) is not None:
         pytest.skip(f"no network namespaces with shaped links: {reason}")
     with Network.open(["a", "b"]) as network:
-        port = claim_port("127.0.0.1", 0, field="test")
+        port = free_port()
         with listening(network, "a", port) as address:
             before = network.nbytes_to("b")
             code, finding = ask(network, "b", address)

@@ -12,13 +12,14 @@ import pytest
 
 from core.errors import ConfigError
 from deploy.cluster.ports import claim_port, held
+from tests.free_ports import free_port
 
 HOST = "127.0.0.1"
 
 
 @pytest.fixture
 def port() -> int:
-    return claim_port(HOST, 0, field="test")
+    return free_port(HOST)
 
 
 def test_a_held_port_is_given_to_nobody_else(port: int) -> None:

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from core.metrics import MetricsServer
 from deploy import probe
+from tests.free_ports import refused_port
 
 
 @contextmanager
@@ -31,41 +32,36 @@ def frozen() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
-def run(kind: str, port: int, raylet_port: int) -> int:
-    return probe.main(
-        [kind, "--port", str(port), "--raylet-port", str(raylet_port), "--timeout", "0.5"]
-    )
+def run(kind: str, port: int, raylet_port: int, *, timeout_s: float = 60.0) -> int:
+    ports = ["--port", str(port), "--raylet-port", str(raylet_port)]
+    return probe.main([kind, *ports, "--timeout", str(timeout_s)])
 
 
 def test_live_is_raylet_and_worker_and_a_pod_without_a_worker_yet(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with listening({"/api/healthz": None}) as raylet:
-        assert run("live", free_port(), raylet) == 0
+    with listening({"/api/healthz": None}) as raylet, refused_port() as nobody:
+        assert run("live", nobody, raylet) == 0
         with listening({"/livez": None}) as worker:
             assert run("live", worker, raylet) == 0
-            assert run("live", worker, free_port()) == 1
+            assert run("live", worker, nobody) == 1
         capsys.readouterr()
         with listening({"/livez": "no progress for 61 s"}) as worker:
             assert run("live", worker, raylet) == 1
         assert "no progress for 61 s" in capsys.readouterr().out
         with frozen() as worker:
-            assert run("live", worker, raylet) == 1
+            assert run("live", worker, raylet, timeout_s=0.5) == 1
 
 
 def test_ready_needs_a_worker_that_says_so() -> None:
-    assert run("ready", free_port(), 1) == 1
+    with refused_port() as nobody:
+        assert run("ready", nobody, 1) == 1
     with listening({"/readyz": None}) as worker:
         assert run("ready", worker, 1) == 0
     with listening({"/readyz": "draining"}) as worker:
         assert run("ready", worker, 1) == 1
     with frozen() as worker:
-        assert run("ready", worker, 1) == 1
+        assert run("ready", worker, 1, timeout_s=0.5) == 1
 
 
 def test_the_probe_loads_neither_torch_nor_ray_nor_our_other_packages() -> None:

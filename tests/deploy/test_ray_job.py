@@ -24,6 +24,7 @@ from deploy.cluster.ports import claim_port
 from deploy.commands.status import progress
 from tests.deploy.load import Load
 from tests.deploy.ray_cluster import HEAD, LOOPBACK, RayCluster, kill, wait_until
+from tests.free_ports import free_port
 from tests.integration.models import VOCAB_SIZE, tiny_model
 from tests.integration.requests import generate_reference, prompt_of
 
@@ -68,8 +69,8 @@ class Job:
     def __init__(self, cluster: RayCluster, name: str, folder: Path, model_path: Path) -> None:
         self.cluster, self.name = cluster, name
         self.file = folder / f"{name}.yaml"
-        self.port = claim_port(LOOPBACK, 0, field="test")
-        self.control_port = claim_port(HEAD, 0, field="test")
+        self.port = free_port()
+        self.control_port = free_port(HEAD)
         self._sections: dict[str, dict[str, Any]] = {
             "model": {
                 "model": str(model_path),

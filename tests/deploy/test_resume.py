@@ -15,9 +15,9 @@ import yaml
 
 from core.key_files import write_keys
 from deploy.api_client import ApiClient, UnreachableError
-from deploy.cluster.ports import claim_port
 from tests.deploy.load import Load
 from tests.deploy.ray_cluster import HEAD, LOOPBACK, ROOT, RayCluster, kill, wait_until
+from tests.free_ports import free_port
 from tests.integration.models import VOCAB_SIZE, tiny_model
 from tests.integration.requests import generate_reference, prompt_of
 
@@ -51,7 +51,7 @@ class Workers:
     def __init__(self, cluster: RayCluster, model: Path, folder: Path) -> None:
         self._cluster = cluster
         write_keys(folder / "keys")
-        port, control = (claim_port(LOOPBACK, 0, field="test") for _ in range(2))
+        port, control = (free_port() for _ in range(2))
         self.client = ApiClient(f"http://{LOOPBACK}:{port}")
         self._file = folder / "config.yaml"
         config = {

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.cluster.ports import claim_port
+from tests.free_ports import free_port
 
 HOST = "127.0.0.1"
 
@@ -87,7 +87,7 @@ def serve(
     folder: Path, targets: Mapping[str, Sequence[str]], *, rules: str | None = None
 ) -> Iterator[Prometheus]:
     """Scrape ``targets`` (addresses by job) each half second, and keep it below ``folder``."""
-    port = claim_port(HOST, 0, field="test")
+    port = free_port(HOST)
     config = folder / "prometheus.yml"
     settings: dict[str, Any] = {
         "global": {"scrape_interval": "500ms", "evaluation_interval": "1s"},
