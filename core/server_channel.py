@@ -174,7 +174,12 @@ class ServerChannel:
             self._incoming = asyncio.ensure_future(self._socket.recv_multipart(copy=False))
         was_waited_for = not self._incoming.done()
         if was_waited_for:
-            await asyncio.wait({self._incoming}, timeout=self._silence_s / 4)
+            waited_from, patience_s = self._clock(), self._silence_s / 4
+            await asyncio.wait({self._incoming}, timeout=patience_s)
+            if self._clock() > waited_from + 2 * patience_s:
+                # This loop stood still, or the machine did: what came meanwhile is not read yet.
+                for known in self._clients.values():
+                    known.last_seen = self._clock()
             if not self._incoming.done():
                 return [], True
         incoming, self._incoming = self._incoming, None

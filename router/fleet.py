@@ -282,7 +282,17 @@ class Fleet:
                 async with asyncio.timeout(wait_s):
                     await self._changed.wait()
             except TimeoutError:
+                await self._catch_up()
                 self._expire(loop.time())
+
+    async def _catch_up(self) -> None:
+        """Return when reports are read that came while this loop, or the machine, stood still."""
+        loop = asyncio.get_running_loop()
+        is_late = True
+        while is_late:
+            due_s = loop.time() + MIN_EXPIRY_WAIT_S
+            await asyncio.sleep(MIN_EXPIRY_WAIT_S)
+            is_late = loop.time() > due_s + self._silence_s / 4
 
     def _expire(self, now_s: float) -> None:
         for worker in self.registry.expire(now_s=now_s):

@@ -1,8 +1,9 @@
-"""A request is sent over a link that leads somewhere, or it waits.
+"""A request is sent over a link that leads somewhere, or it waits; and no link is cut for nothing.
 
 The failure guarded against: a worker that was silent for a while reports again, and needs not
 prove itself again. A request that was placed on it before the new link had begun to connect was
-dropped without a word, and its client waited for ever.
+dropped without a word, and its client waited for ever. And a router that stood still itself, which
+took all its workers for silent, though their reports had come and lay unread.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from core.channel import DeploymentKeys
 from core.config import SluiceConfig
 from core.ids import Attempt, RequestId
 from core.lifecycle import Lifecycle
-from core.messages import Failed, Generate, Output
+from core.messages import Failed, Generate, Output, Role
 from core.sampling import SamplingParams
 from core.trace import Recorder
 from router.fleet import Fleet
@@ -24,15 +25,22 @@ from router.metrics import RouterMetrics
 from router.registry import Worker
 from tests.router.scripted_worker import ScriptedWorker, silence
 
+SILENCE_S = 1.0
+
 
 class Listener:
-    """Hears nothing that matters here."""
+    """Counts the links that were lost."""
+
+    def __init__(self) -> None:
+        self.num_lost = 0
 
     def on_output(self, link: DecodeLink, output: Output) -> None: ...
 
     def on_failed(self, link: DecodeLink, failed: Failed) -> None: ...
 
-    def on_link_lost(self, link: DecodeLink) -> None: ...
+    def on_link_lost(self, link: DecodeLink) -> None:
+        del link
+        self.num_lost += 1
 
 
 @pytest.fixture
@@ -41,9 +49,14 @@ async def keys() -> DeploymentKeys:
 
 
 @pytest.fixture
-async def fleet(keys: DeploymentKeys) -> AsyncIterator[Fleet]:
+async def listener() -> Listener:
+    return Listener()
+
+
+@pytest.fixture
+async def fleet(keys: DeploymentKeys, listener: Listener) -> AsyncIterator[Fleet]:
     fleet = Fleet(
-        SluiceConfig(),
+        SluiceConfig.parse({"router": {"worker_silence_s": SILENCE_S}}, source="test"),
         host="127.0.0.1",
         control_port=0,
         keys=keys.of("router"),
@@ -52,7 +65,7 @@ async def fleet(keys: DeploymentKeys) -> AsyncIterator[Fleet]:
         recorder=Recorder(time.monotonic),
         lifecycle=Lifecycle(),
     )
-    running = asyncio.create_task(fleet.run(Listener()))
+    running = asyncio.create_task(fleet.run(listener))
     yield fleet
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -87,3 +100,23 @@ async def test_h02_a_link_is_offered_only_once_it_leads_to_the_worker(
         sampling = SamplingParams(seed=0, max_tokens=1)
         link.send(Generate(RequestId("r"), Attempt(2), (1,), sampling))
         await decode.wait_for(lambda: [g.request_id for g in decode.generates] == ["r"])
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_h02_a_router_that_stood_still_takes_nobody_for_silent_whose_report_lies_unread(
+    fleet: Fleet, keys: DeploymentKeys, listener: Listener, role: Role
+) -> None:
+    async with ScriptedWorker(
+        "other", fleet.address, keys, silence, role=role, heartbeat_interval_s=SILENCE_S / 4
+    ):
+        while not fleet.registry.usable(role):
+            await fleet.changed()
+        (worker,) = fleet.registry.usable(role)
+        # When nothing runs here for longer than a worker may be silent, again and again
+        for _ in range(3):
+            time.sleep(SILENCE_S * 1.5)  # noqa: ASYNC251 - the adversary
+            await fleet.changed()
+        # Then the worker has not been away
+        assert fleet.registry.usable(role) == [worker]
+        assert fleet.registry.usable(role)[0] is worker
+        assert listener.num_lost == 0
