@@ -103,7 +103,7 @@ async def test_h02_a_link_is_offered_only_once_it_leads_to_the_worker(
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-async def test_h02_a_router_that_stood_still_takes_nobody_for_silent_whose_report_lies_unread(
+async def test_a_router_that_stood_still_takes_nobody_for_silent_whose_report_lies_unread(
     fleet: Fleet, keys: DeploymentKeys, listener: Listener, role: Role
 ) -> None:
     async with ScriptedWorker(
