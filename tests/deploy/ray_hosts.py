@@ -12,14 +12,14 @@ the loopback are doors for the host's own processes only, so the cable alone joi
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
 from deploy.cluster.processes import kill_processes
 from tests.chaos.network import Network, over_tcp
-from tests.deploy.ray_cluster import LOOPBACK, RayCluster
+from tests.deploy.ray_cluster import LOOPBACK, RayCluster, wait_until
 from tests.free_ports import free_port
 
 CPUS_OF_A_HOST = 4
@@ -64,9 +64,20 @@ class RayHosts(RayCluster):
             finally:
                 for address in list(hosts._nodes):
                     hosts.lose(address)
-                left = [pid for name in network.places for pid in network.processes_of(name)]
-                kill_processes([psutil.Process(pid) for pid in left])
+                with suppress(AssertionError):
+                    wait_until(lambda: not hosts._left(), "all processes have ended")
+                left = hosts._left()
+                kill_processes(left)
             assert left == [], "processes that outlive Ray"
+
+    def _left(self) -> list[psutil.Process]:
+        """Return what runs on a host, or is about to end there."""
+        left: list[psutil.Process] = []
+        for name in self.network.places:
+            for pid in self.network.processes_of(name):
+                with suppress(psutil.NoSuchProcess):
+                    left.append(psutil.Process(pid))
+        return left
 
     def start(self, name: str) -> None:
         """Start Ray on a host that is no head."""

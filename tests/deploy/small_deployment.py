@@ -9,7 +9,8 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -30,7 +31,8 @@ if __name__ == "__main__":  # whoever imports it has a cluster, or other tests i
 
 from core.lifecycle import Lifecycle, Work  # noqa: E402
 from core.messages import Party  # noqa: E402
-from deploy.cluster.session import ray_session  # noqa: E402
+from deploy.cluster.session import RaySession, ray_session  # noqa: E402
+from deploy.supervision import actors  # noqa: E402
 from deploy.supervision.events import EventQueue, StopRequested  # noqa: E402
 from deploy.supervision.launch import Launch  # noqa: E402
 from deploy.supervision.placement import Bundle  # noqa: E402
@@ -39,6 +41,7 @@ from deploy.supervision.stop_signals import StopSignals  # noqa: E402
 from deploy.supervision.supervisor import Supervisor  # noqa: E402
 
 LOADING_S = 600.0
+_showing = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class IdleService:
         if self.behaviour == "misconfigured":
             raise ConfigError("cache.num_blocks: none fits")
         if self.behaviour == "crash":
+            actors.LAST_WORDS_S = LOADING_S  # whoever is to hear them may be slow
             raise ValueError("no kernel\nfor this model")
         await lifecycle.run(Work(Incarnation(1), is_idle=lambda: True))
         if self.behaviour == "hang":
@@ -103,8 +107,39 @@ class IdlePlan:
 
 
 def show(**fields: object) -> None:
-    sys.stdout.write(json.dumps(fields) + "\n")
-    sys.stdout.flush()
+    with _showing:
+        sys.stdout.write(json.dumps(fields) + "\n")
+        sys.stdout.flush()
+
+
+@contextmanager
+def telling_when_ready(supervisor: Supervisor, number: int) -> Iterator[None]:
+    """Show, once, that the controller has heard of the health of all services."""
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(0.2):
+            if [row.state for row in supervisor.services()] == ["ready"] * number:
+                show(event="AllReady")
+                return
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        looking.join()  # a call into Ray while it is shut down would end this process by a signal
+
+
+def follow(supervisor: Supervisor, session: RaySession) -> None:
+    """Show what happens, until a stop is asked for."""
+    while True:
+        event = supervisor.next_event()
+        session.on_new_process()
+        show(event=type(event).__name__, **asdict(event))
+        if isinstance(event, StopRequested):
+            return
 
 
 def main() -> int:
@@ -116,12 +151,9 @@ def main() -> int:
         supervisor = Supervisor(plan, events, private=True)
         try:
             supervisor.start()
-            while True:
-                event = supervisor.next_event()
-                session.on_new_process()
-                show(event=type(event).__name__, **asdict(event))
-                if isinstance(event, StopRequested):
-                    break
+            telling = telling_when_ready(supervisor, len(plan.behaviours))
+            with telling if "TELL_READY" in os.environ else nullcontext():
+                follow(supervisor, session)
         except ConfigError as error:
             show(event="ConfigError", error=str(error))
         finally:

@@ -5,6 +5,7 @@ that cannot be carried out, or not with ``sluice down``; a worker beside the res
 to take, and a wait for room that does not say for what.
 """
 
+import re
 import signal
 import subprocess
 import sys
@@ -17,13 +18,13 @@ import yaml
 
 from core.key_files import write_keys
 from deploy.api_client import ApiClient, UnreachableError
-from tests.deploy.ray_cluster import LOOPBACK, ROOT, RayCluster, wait_until
+from tests.deploy.ray_cluster import COMMAND_TIMEOUT_S, LOOPBACK, ROOT, RayCluster, wait_until
 from tests.free_ports import free_port
 from tests.integration.models import tiny_model
 
 PLAIN, SPECIAL = "127.0.0.5", "127.0.0.6"
 
-pytestmark = [pytest.mark.ray, pytest.mark.ucx, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.ucx, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def refused(cluster: RayCluster, *arguments: str) -> subprocess.CompletedProcess
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=COMMAND_TIMEOUT_S,
         check=False,
     )
 
@@ -83,7 +84,7 @@ def test_a_detached_deployment_stays_until_down_and_a_full_cluster_says_what_it_
 
     # When the command has ended, then what it started serves, on the node with the place
     cluster.run("deploy.main", "serve", "--config", str(file))
-    client = ApiClient(f"http://{LOOPBACK}:{config['router']['port']}")
+    client = ApiClient(f"http://{LOOPBACK}:{config['router']['port']}", timeout_s=60)
     hosts = {w.worker_id: urlsplit(w.metrics_address).hostname for w in client.workers()}
     assert hosts.keys() == {"prefill-0", "decode-0"}
     assert hosts["decode-0"] == SPECIAL
@@ -97,9 +98,9 @@ def test_a_detached_deployment_stays_until_down_and_a_full_cluster_says_what_it_
     file.write_text(yaml.safe_dump(other))
     failed = refused(cluster, "serve", "--config", str(file))
     assert failed.returncode == 1, failed.stderr
-    said = "no room for decode-0 (CPU 1, place 1): the Ray cluster has CPU"
-    assert said in " ".join(failed.stderr.split())
-    assert "place 0 of 1 free" in failed.stderr
+    # Beside it is named, on a slow machine, who has had no time to begin.
+    full = r"no room for decode-0 \(CPU 1, place 1\).*: the Ray cluster has CPU .*place 0 of 1 free"
+    assert re.search(full, " ".join(failed.stderr.split()))
     assert client.is_ready()
 
     # When one that follows its file wants it, then its log says the same, and it goes on waiting
@@ -108,6 +109,7 @@ def test_a_detached_deployment_stays_until_down_and_a_full_cluster_says_what_it_
     write_keys(tmp_path / "keys")
     other["security"] = {"keys_dir": str(tmp_path / "keys")}
     file.write_text(yaml.safe_dump(other))
+    said = "no room for decode-0 (CPU 1, place 1): the Ray cluster has CPU"
     follow_until(cluster, file, tmp_path / "log", f"event=waits_for_room reason={said}")
     cluster.run("deploy.main", "down", "--name=follows", f"--address={cluster.address}")
 
@@ -118,7 +120,10 @@ def test_a_detached_deployment_stays_until_down_and_a_full_cluster_says_what_it_
     failed = refused(cluster, "workers", "--config", str(file))
     assert failed.returncode == 2, failed.stderr
     assert f"security.keys_dir={tmp_path} (it runs with nothing)" in " ".join(failed.stderr.split())
-    assert {w.worker_id for w in client.workers() if w.state == "ready"} == hosts.keys()
+    wait_until(
+        lambda: {w.worker_id for w in client.workers() if w.state == "ready"} == hosts.keys(),
+        "both serve on",
+    )
     assert client.is_ready()
 
     # When it is told to go, then nothing is left, and a second time there is nothing to end

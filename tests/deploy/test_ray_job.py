@@ -11,6 +11,7 @@ import re
 import signal
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,7 +24,7 @@ from deploy.api_client import ApiClient, UnreachableError, WorkerStatus
 from deploy.cluster.ports import claim_port
 from deploy.commands.status import progress
 from tests.deploy.load import Load
-from tests.deploy.ray_cluster import HEAD, LOOPBACK, RayCluster, kill, wait_until
+from tests.deploy.ray_cluster import HEAD, LOOPBACK, TIMEOUT_S, RayCluster, kill, wait_until
 from tests.free_ports import free_port
 from tests.integration.models import VOCAB_SIZE, tiny_model
 from tests.integration.requests import generate_reference, prompt_of
@@ -88,7 +89,7 @@ class Job:
             "deploy": {"name": name, "prefill": 1, "decode": 2, "placement": "spread"},
         }
         self.write()
-        self.client = ApiClient(f"http://{LOOPBACK}:{self.port}")
+        self.client = ApiClient(f"http://{LOOPBACK}:{self.port}", timeout_s=60)
 
     def write(self, **cache: int) -> Path:
         """Write the config file, with other fields of ``cache``."""
@@ -145,7 +146,17 @@ class Job:
         """Return when Prometheus would see that so many of each role are wanted."""
         pattern = r"^sluice_workers_desired\{role=\"(\w+)\"\} (\S+)$"
         address = f"http://{LOOPBACK}:{self.port}/metrics"
-        wait_until(lambda: samples(address, pattern) == counts, f"{counts} are wanted")
+
+        def is_so() -> bool:
+            with suppress(OSError):
+                return samples(address, pattern) == counts
+            return False
+
+        wait_until(is_so, f"{counts} are wanted")
+
+    def wait_for_lives(self, lives: set[str]) -> None:
+        """Return when those serve, and no others: one that is late just now seems not to."""
+        wait_until(lambda: {w.incarnation for w in self.ready()} == lives, "the same workers")
 
     def ask(self, command: str, *arguments: str) -> None:
         """Run ``sluice COMMAND`` for it."""
@@ -155,14 +166,13 @@ class Job:
     def wait_for_free_blocks(self) -> None:
         """Return when every block of every worker is free or cached."""
 
-        def held() -> dict[str, dict[str, int]]:
-            return {
-                worker.worker_id: blocks
-                for worker in self.ready()
-                if sum((blocks := blocks_of(worker)).values()) != blocks["free"] + blocks["cached"]
-            }
+        def are_free() -> bool:
+            with suppress(OSError):  # one has ended that the router still knows
+                every = [blocks_of(worker) for worker in self.ready()]
+                return all(sum(b.values()) == b["free"] + b["cached"] for b in every)
+            return False
 
-        wait_until(lambda: not held(), "all blocks free or cached", timeout_s=45)
+        wait_until(are_free, "all blocks free or cached")
 
 
 def host_of(worker: WorkerStatus) -> str:
@@ -177,7 +187,7 @@ def blocks_of(worker: WorkerStatus) -> dict[str, int]:
 
 def samples(address: str, pattern: str) -> dict[str, int]:
     """Return the samples that a scrape of ``address`` has, by the label that ``pattern`` takes."""
-    with urllib.request.urlopen(address, timeout=5) as response:  # noqa: S310 - ours
+    with urllib.request.urlopen(address, timeout=60) as response:  # noqa: S310 - ours
         text = response.read().decode()
     return {label: int(float(n)) for label, n in re.findall(pattern, text, re.MULTILINE)}
 
@@ -246,7 +256,7 @@ def test_a_killed_controller_goes_on_with_what_was_wanted(
 
         wait_until(is_back, "another controller")
         load.wait_for_more(8)
-        assert {worker.incarnation for worker in at_rest.ready()} == lives
+        at_rest.wait_for_lives(lives)
         at_rest.ask("scale", "decode=3")
         at_rest.wait_for(prefill=1, decode=3)
         at_rest.wait_for_word_of(prefill=1, decode=3)
@@ -277,16 +287,12 @@ def test_an_update_that_no_worker_can_start_by_is_told_and_taken_back_and_costs_
         wait_until(lambda: len(at_rest.stays_down()) == 2, "one of each role is given up")
         for line in at_rest.stays_down():
             assert "its config cannot work: cache: a pool of " in line
-        wait_until(
-            lambda: before == {worker.incarnation for worker in at_rest.ready()},
-            "who served serves on",
-        )
+        at_rest.wait_for_lives(before)
         at_rest.ask("update", "--undo")
         wait_until(lambda: at_rest.trouble() == (), "nothing is told any more")
         load.wait_for_more(8)
-    status = at_rest.client.status()
-    assert {worker.incarnation for worker in status.workers if worker.state == "ready"} == before
-    assert progress(status) is None
+    at_rest.wait_for_lives(before)
+    assert progress(at_rest.client.status()) is None
     at_rest.write(num_blocks=blocks.pop())
 
 
@@ -295,13 +301,13 @@ def test_a_lost_node_is_made_up_for_on_the_other_one(
 ) -> None:
     """Lost is the one that has fewer workers, without warning: only its raylet is killed."""
     workers = at_rest.ready()
-    victim = min(NODES, key=lambda node: sum(host_of(w) == node for w in workers))
+    used = [host_of(worker) for worker in workers]
+    victim = min(set(used), key=used.count)
     lost = {worker.incarnation for worker in workers if host_of(worker) == victim}
-    assert lost
     on_it = cluster.processes_on(victim)
     with Load(at_rest.client.url, *answers) as load:
         cluster.kill_raylet(victim)
-        assert psutil.wait_procs(on_it, timeout=30)[1] == []
+        assert psutil.wait_procs(on_it, timeout=TIMEOUT_S)[1] == []
         wait_until(lambda: cluster.num_nodes() == len(NODES), "Ray misses the node")
         wait_until(
             lambda: not lost & {worker.incarnation for worker in at_rest.ready()},
@@ -346,7 +352,7 @@ def test_nothing_of_a_job_is_left(
     else:
         cluster.stop(job.name)
 
-    _, alive = psutil.wait_procs(list(mine), timeout=45)
+    _, alive = psutil.wait_procs(list(mine), timeout=TIMEOUT_S)
     assert {p: mine[p] for p in alive} == {}
     wait_until(lambda: sorted(cluster.living_actors()) == actors_before, "its actors dead")
     assert cluster.placement_groups() == []

@@ -33,5 +33,6 @@ def test_what_was_being_started_ends_with_the_session_and_nobody_else(
     folder = tmp_path / "s"
     folder.mkdir()
     reap([], folder)
+    sleepers[0].wait(60)
     assert [process.poll() is None for process in sleepers] == [False, True, True]
     assert not folder.exists()

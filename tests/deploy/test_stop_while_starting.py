@@ -22,7 +22,7 @@ from deploy.model_source import cache_folder
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("small_deployment.py")
 TIMEOUT_S = 90.0
-ENVIRONMENT = {"STOP_TIMEOUT_S": "25"}
+ENVIRONMENT = {"STOP_TIMEOUT_S": "60"}
 """Enough for a router that has just begun to hear of its stop, on a machine with other loads."""
 UNHEARD = ("Traceback", "WARNING", "ERROR", "Exception", "did not stop in time")
 
@@ -107,14 +107,19 @@ class Workers:
             start_new_session=True,
         )
         os.close(written)
-        self.said = ""
+        self._read = b""
+
+    @property
+    def said(self) -> str:
+        """What was read so far: it may end amid a character."""
+        return self._read.decode(errors="replace")
 
     def read_until(self, text: str) -> None:
         """Read, bounded by pytest, what it says, up to ``text`` or its end."""
         while text not in self.said:
             more = os.read(self._errors, 4096)
             assert more, self.said
-            self.said += more.decode()
+            self._read += more
 
     def read_no_more(self) -> None:
         """Close what it writes to, as a ``tee`` does that ends by the same Ctrl-C."""
@@ -127,7 +132,7 @@ class Workers:
     def rest(self) -> str:
         """Return what it has said when it is over."""
         while more := os.read(self._errors, 4096):
-            self.said += more.decode()
+            self._read += more
         return self.said
 
 

@@ -7,7 +7,6 @@ and ends what runs, and a deployment that cannot be begun for a reason it does n
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +23,7 @@ from deploy.api_client import ApiClient, UnreachableError
 from deploy.cli.parser import run
 from deploy.default_model import DEFAULT_MODEL_NAME
 from deploy.model_source import cache_folder
+from tests.free_ports import free_port
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 120.0
@@ -76,10 +76,7 @@ class Fleet:
     """A router and its workers as two commands, and the file that both go by."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as first, socket.socket() as second:
-            for free in (first, second):
-                free.bind(("127.0.0.1", 0))
-            port, control = first.getsockname()[1], second.getsockname()[1]
+        port, control = free_port(), free_port()
         write_keys(folder / "keys")
         self.file = folder / "config.yaml"
         self.config: dict[str, dict[str, object]] = {
@@ -147,7 +144,7 @@ class Fleet:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
                 try:
-                    process.wait(20)
+                    process.wait(60)
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
@@ -193,7 +190,7 @@ class Client(threading.Thread):
 @pytest.mark.ray
 @pytest.mark.ucx
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 @needs_model
 def test_the_file_is_followed_and_a_client_never_notices(fleet: Fleet) -> None:
     fleet.wait("two workers", lambda: fleet.ready() == {"prefill-0", "decode-0"})
@@ -225,7 +222,7 @@ def test_the_file_is_followed_and_a_client_never_notices(fleet: Fleet) -> None:
     fleet.file.write_text(good)
     time.sleep(5)  # two more looks: that nothing more is told has no event
     assert fleet.told("event=config_ignored") == 2
-    assert len(fleet.ready()) == 3
+    fleet.wait("three workers", lambda: len(fleet.ready()) == 3)
 
     # Then no request has failed, and all answers are the same
     client.done.set()
