@@ -79,7 +79,9 @@ class SourceProcess:
         return self._line()
 
     def freeze(self) -> None:
+        """Stop it; on return it does nothing any more."""
         self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def wake(self) -> None:
         self.process.send_signal(signal.SIGCONT)

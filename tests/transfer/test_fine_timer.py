@@ -19,7 +19,7 @@ class Calls:
         self.event.set()
 
     async def next(self) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await self.event.wait()
         self.event.clear()
 

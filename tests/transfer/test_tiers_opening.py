@@ -54,7 +54,7 @@ async def test_without_tiers_every_call_does_nothing_and_no_memory_is_made() -> 
     mover, registry = open_for(None, CacheConfig(), changed, Memory(num_slots=0))
     await mover.check()
     mover.carry_out()
-    await mover.close(timeout_s=5)
+    await mover.close(timeout_s=60)
     assert list(registry.collect()) == []
     assert not changed.is_set()
 
@@ -68,13 +68,13 @@ async def test_with_tiers_what_was_decided_is_carried_out(tmp_path: Path) -> Non
 
     tiers.actions.append(CopyOut(OperationId(-1), (BlockId(3),), slots_of(4)))
     mover.carry_out()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await changed.wait()
 
     assert OperationId(-1) in tiers.answers
     assert memory.slots[4] == memory.pool[3]
     assert registry.get_sample_value("sluice_kv_storage_left_alone", {"role": "decode"}) == 0
-    await mover.close(timeout_s=5)
+    await mover.close(timeout_s=60)
 
 
 async def test_a_url_that_names_no_storage_stops_the_start() -> None:

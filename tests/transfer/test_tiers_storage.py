@@ -121,8 +121,10 @@ def test_a_block_of_another_model_or_layout_is_not_used() -> None:
 async def test_a_storage_that_hangs_ends_each_call_at_its_deadline(
     storage: MisbehavingStorage, memory: Memory
 ) -> None:
+    patient = make_tier(storage, memory)
+    assert await patient.write(names_of(2), slots_of(0, 1)) == [True, True]
+    await patient.close(timeout_s=5)
     tier = make_tier(storage, memory, timeout_s=SHORT_S)
-    await tier.write(names_of(2), slots_of(0, 1))
     storage.hangs = True
 
     assert await tier.find(names_of(2)) == 0
@@ -271,13 +273,14 @@ def test_a_url_that_cannot_be_used_is_one_line_that_names_the_field(url: str, re
 async def test_a_storage_that_is_not_there_stops_the_start(
     storage: MisbehavingStorage, memory: Memory
 ) -> None:
-    tier = make_tier(storage, memory, timeout_s=SHORT_S)
+    impatient, tier = make_tier(storage, memory, timeout_s=SHORT_S), make_tier(storage, memory)
     storage.hangs = True
     with pytest.raises(ConfigError, match="did not answer within"):
-        await tier.check()
+        await impatient.check()
     storage.hangs, storage.fails = False, True
     with pytest.raises(ConfigError, match="no route to host"):
         await tier.check()
     storage.fails = False
     await tier.check()
-    await tier.close(timeout_s=5)
+    for each in (impatient, tier):
+        await each.close(timeout_s=5)

@@ -4,9 +4,11 @@ The worker of a source can be reached by anybody who reaches its port: what it i
 """
 
 import ctypes
+import math
 import random
+import select
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -39,13 +41,17 @@ pytestmark = [pytest.mark.ucx]
 NBYTES = 64 * 1024
 TOKEN = b"t" * TOKEN_NBYTES
 CANARY = 0x5A
+OPTIONS = {"TLS": "tcp", "KEEPALIVE_INTERVAL": "inf"}
+"""A keepalive would wake a source that has missed a request."""
+BOUND_S = 60.0
+"""A guard against hanging, and no more."""
 
 
 class Pair:
     """A source and a reader in this process, over TCP, driven by hand."""
 
     def __init__(self, token: bytes = TOKEN) -> None:
-        self.context = UcxContext(Ucp(load_ucx()), {"TLS": "tcp"})
+        self.context = UcxContext(Ucp(load_ucx()), OPTIONS)
         self.theirs = np.arange(NBYTES, dtype=np.uint32).astype(np.uint8)
         self.mine = np.full(NBYTES, CANARY, dtype=np.uint8)
         self.remote = Pool(self.theirs.ctypes.data, NBYTES)
@@ -59,15 +65,36 @@ class Pair:
         )
         self._sent: list[bytes] = []
 
+    def drive(self) -> list[ReadId]:
+        """Give both sides a moment; return what landed."""
+        self.server.progress(limit_s=0.001)
+        self.worker.progress(limit_s=0.001)
+        return self.reads.take_landed()
+
     def turn(self, for_s: float = 0.05) -> list[ReadId]:
-        """Drive both sides for a while; return what landed."""
+        """Drive both sides for a while, for what must not come; return what landed."""
         landed: list[ReadId] = []
         deadline = time.monotonic() + for_s
         while time.monotonic() < deadline:
-            self.server.progress(limit_s=0.001)
-            self.worker.progress(limit_s=0.001)
-            landed += self.reads.take_landed()
+            landed += self.drive()
         return landed
+
+    def land(self) -> list[ReadId]:
+        """Drive both sides until something lands, and a while longer; return all that landed."""
+        landed: list[ReadId] = []
+
+        def has_come() -> bool:
+            landed.extend(self.drive())
+            return bool(landed)
+
+        until(has_come)
+        return landed + self.turn()
+
+    def refuse(self, count: int) -> None:
+        """Drive both sides until ``count`` requests were refused in all; nothing must land."""
+        until(lambda: self.drive() == [] and self.server.num_refused >= count)
+        assert self.turn() == []
+        assert self.server.num_refused == count
 
     def send(self, message: bytes) -> None:
         """Send the source whatever it is."""
@@ -94,6 +121,12 @@ class Pair:
         self.context.close()
 
 
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + BOUND_S
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come"
+
+
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     pair = Pair()
@@ -103,7 +136,7 @@ def pair() -> Iterator[Pair]:
 
 def test_a_read_gets_its_extents_in_their_places(pair: Pair) -> None:
     read = pair.read([Extent(100, 5000, 10), Extent(7, 0, 3)])
-    assert pair.turn() == [read]
+    assert pair.land() == [read]
     want = np.full(NBYTES, CANARY, dtype=np.uint8)
     want[100:110], want[7:10] = pair.theirs[5000:5010], pair.theirs[:3]
     assert (pair.mine == want).all()
@@ -117,11 +150,10 @@ def test_malformed_requests_are_refused_and_the_next_is_served(pair: Pair) -> No
     messages += [valid[: rng.randint(0, len(valid) - 1)] for _ in range(60)]
     for message in messages:
         pair.send(message)
-    assert pair.turn(0.3) == []
-    assert pair.server.num_refused == len(messages)
+    pair.refuse(len(messages))
     assert pair.server.num_readers == 0
     read = pair.read([Extent(0, 0, 64)])
-    assert pair.turn() == [read]
+    assert pair.land() == [read]
 
 
 def test_a_request_with_any_byte_flipped_never_reaches_ucx(pair: Pair) -> None:
@@ -134,10 +166,10 @@ def test_a_request_with_any_byte_flipped_never_reaches_ucx(pair: Pair) -> None:
         assert decode_request(bytes(damaged), TOKEN) is None
         pair.send(bytes(damaged))
         pair.turn(0.002)
-    pair.turn(0.3)
-    assert (pair.server.num_refused, pair.server.num_readers) == (len(valid), 0)
+    pair.refuse(len(valid))
+    assert pair.server.num_readers == 0
     read = pair.read([Extent(0, 0, 64)])
-    assert pair.turn() == [read]
+    assert pair.land() == [read]
 
 
 def test_the_token_is_in_no_request(pair: Pair) -> None:
@@ -149,20 +181,21 @@ def test_the_token_is_in_no_request(pair: Pair) -> None:
     assert decode_request(message[:32] + other[32:], TOKEN) is None
 
 
-def test_refused_requests_fill_no_log(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_requests_fill_no_log(
+    pair: Pair, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transfer.refusals.LOG_INTERVAL_S", math.inf)
     for _ in range(50):
         pair.send(b"?")
-    pair.turn(0.2)
-    assert pair.server.num_refused == 50
+    pair.refuse(50)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_a_request_without_the_pools_token_gets_nothing() -> None:
     pair = Pair(token=b"?" * TOKEN_NBYTES)
     pair.read([Extent(0, 0, 64)])
-    assert pair.turn() == []
+    pair.refuse(1)
     assert (pair.mine == CANARY).all()
-    assert pair.server.num_refused == 1
     assert pair.server.num_readers == 0
     pair.close()
 
@@ -181,8 +214,7 @@ def test_bytes_outside_of_the_pool_are_never_sent(pair: Pair, extents: list[list
     wanted = np.array(extents, dtype="<u8").tobytes()
     assert requested_parts(pair.request(extents=wanted), pair.remote) is None
     pair.send(encode_request(pair.request(extents=wanted), TOKEN))
-    assert pair.turn() == []
-    assert pair.server.num_refused == 1
+    pair.refuse(1)
 
 
 def test_a_refused_reader_is_told(pair: Pair) -> None:
@@ -190,27 +222,28 @@ def test_a_refused_reader_is_told(pair: Pair) -> None:
     pair.server._pool = Pool(pair.remote.address, 32)
     pair.read([Extent(0, 0, 64)])
     with pytest.raises(UcxStatusError, match="0 of 64 bytes"):
-        pair.turn()
+        pair.land()
 
 
 def test_a_replayed_or_duplicated_request_lands_nowhere(pair: Pair) -> None:
     """The answer has a tag that nobody waits for any more: not one byte is written."""
     first = pair.read([Extent(0, 0, 64)])
     replay = pair.reads._messages[first].request
-    assert pair.turn() == [first]
+    assert pair.land() == [first]
     pair.mine[:] = CANARY
     for _ in range(3):
         pair.send(replay)
     assert pair.turn() == []
     assert (pair.mine == CANARY).all()
     second = pair.read([Extent(0, 0, 64)], number=2)
-    assert pair.turn() == [second]
+    assert pair.land() == [second]
     assert (pair.mine[64:] == CANARY).all()
 
 
 def test_readers_that_end_are_forgotten(pair: Pair) -> None:
-    pair.read([Extent(0, 0, 64)])
-    pair.turn()
+    read = pair.read([Extent(0, 0, 64)])
+    assert pair.land() == [read]
+    assert pair.server.num_readers == 1
     pair.worker.disconnect(pair.to_source)
     pair.reads = MessageReads(
         pair.worker,
@@ -220,10 +253,12 @@ def test_readers_that_end_are_forgotten(pair: Pair) -> None:
         pair.remote.address,
     )
     pair.worker.destroy()
-    deadline = time.monotonic() + 5
-    while pair.server.num_readers and time.monotonic() < deadline:
+
+    def is_forgotten() -> bool:
         pair.server.progress(limit_s=0.001)
-    assert pair.server.num_readers == 0
+        return pair.server.num_readers == 0
+
+    until(is_forgotten)
 
 
 def test_a_damaged_endpoint_never_reaches_ucx() -> None:
@@ -258,16 +293,24 @@ def test_a_request_that_comes_while_the_server_is_at_work_is_answered_before_it_
 
     Else a read hangs until its timeout, though both sides are well.
     """
-    # Given a connected reader, a source that sleeps, and the next request on its way
+    # Given a connected reader, a source that sleeps, and the next request before it
     first = pair.read([Extent(0, 0, 64)])
-    assert pair.turn() == [first]
-    while not pair.server.worker.arm():
-        pair.server.progress(limit_s=0.001)
+    assert pair.land() == [first]
+    worker, progress = pair.server.worker, pair.server.worker.progress
+
+    def sleep() -> None:
+        while not worker.arm():
+            pair.server.progress(limit_s=0.001)
+
+    def is_woken() -> bool:
+        pair.worker.progress(limit_s=0.001)
+        return bool(select.select([worker.descriptor], [], [], 0)[0])
+
+    sleep()
     second = pair.read([Extent(64, 64, 64)], number=2)
-    pair.worker.progress(limit_s=0.05)
+    until(is_woken)
 
     # When only the second progress of the source's turn brings it
-    worker, progress = pair.server.worker, pair.server.worker.progress
     calls: list[float] = []
 
     def late(*, limit_s: float) -> bool:
@@ -279,13 +322,17 @@ def test_a_request_that_comes_while_the_server_is_at_work_is_answered_before_it_
 
     monkeypatch.setattr(worker, "progress", late)
     pair.server.progress(limit_s=0.001)
-    while not worker.arm():
-        pair.server.progress(limit_s=0.001)
+    sleep()
 
-    # Then it is answered: nothing would wake a source that is armed now
+    # Then it is answered by a source that does nothing but when it is woken
     landed: list[ReadId] = []
-    deadline = time.monotonic() + 5
-    while not landed and time.monotonic() < deadline:
-        pair.worker.progress(limit_s=0.001)
-        landed = pair.reads.take_landed()
+
+    def is_landed() -> bool:
+        if is_woken():
+            pair.server.progress(limit_s=0.001)
+            sleep()
+        landed.extend(pair.reads.take_landed())
+        return bool(landed)
+
+    until(is_landed)
     assert landed == [second]

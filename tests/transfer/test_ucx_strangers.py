@@ -48,8 +48,8 @@ class Stranger:
         unpack = ucp.short("ucp_ep_rkey_unpack")
         self.key = ucp.handle("key", unpack, self.endpoint, key)
 
-    def attack(self, address: int, served: UcxWorker) -> int:
-        """Read ``address``; return the status of that after a while."""
+    def attack(self, address: int, served: UcxWorker, *, for_s: float) -> int:
+        """Read ``address``; return the status of that when it is over, or after ``for_s``."""
         got = self.ucp.short("ucp_get_nbx")(
             self.endpoint,
             self.mine.ctypes.data,
@@ -58,11 +58,14 @@ class Stranger:
             self.key,
             ctypes.byref(RequestParams()),
         )
-        deadline = time.monotonic() + 0.3
-        while time.monotonic() < deadline:
+        deadline = time.monotonic() + for_s
+        while (status := self._status(got)) == IN_PROGRESS and time.monotonic() < deadline:
             self.worker.progress(limit_s=0)
             served.progress(limit_s=0)
-        return int(self.ucp.short("ucp_request_check_status")(got)) if got else OK
+        return status
+
+    def _status(self, request: int | None) -> int:
+        return int(self.ucp.short("ucp_request_check_status")(request)) if request else OK
 
     def close(self) -> None:
         self.ucp.short("ucp_rkey_destroy")(self.key)
@@ -87,7 +90,7 @@ def test_a_stranger_reads_nothing(ucp: Ucp, secret: np.ndarray, options: Mapping
     assert transport._server is not None
     served = transport._server.worker
     stranger = Stranger(ucp, served.address())
-    assert stranger.attack(secret.ctypes.data, served) == IN_PROGRESS
+    assert stranger.attack(secret.ctypes.data, served, for_s=0.3) == IN_PROGRESS
     assert (stranger.mine == CANARY).all()
     stranger.close()
     transport.close()
@@ -97,7 +100,7 @@ def test_the_attack_works_on_a_context_with_remote_memory(ucp: Ucp, secret: np.n
     context = UcxContext(ucp, TCP, features=MESSAGES | REMOTE_MEMORY)
     served = context.open_worker()
     stranger = Stranger(ucp, served.address())
-    assert stranger.attack(secret.ctypes.data, served) == OK
+    assert stranger.attack(secret.ctypes.data, served, for_s=60) == OK
     assert (stranger.mine[:64] == 7).all()
     stranger.close()
     context.close()
@@ -116,7 +119,7 @@ def test_workers_that_read_one_sided_listen_nowhere(secret: np.ndarray) -> None:
     while not reader.poll():
         pass
     assert (mine == secret).all()
-    assert listening_ports() == before
+    assert listening_ports() <= before
     reader.close()
     source.close()
 
@@ -129,7 +132,7 @@ def test_without_tcp_nothing_listens_and_local_reads_go_on(secret: np.ndarray) -
     reader = UcxTransport(Incarnation("r"), ucx_options={"TLS": "^tcp"})
     reader.register(mine.ctypes.data, NBYTES)
     reader.connect(Incarnation("s"), source.endpoint())
-    assert listening_ports() == before
+    assert listening_ports() <= before
     reader.read(Incarnation("s"), [Extent(0, 0, NBYTES)])
     while not reader.poll():
         pass

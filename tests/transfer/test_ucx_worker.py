@@ -34,12 +34,12 @@ def test_a_worker_is_waited_for_only_after_a_progress_that_found_nothing(
     worker, other = context.open_worker(), context.open_worker()
     assert not worker.arm()
     assert worker.needs_progress
-    worker.progress(limit_s=1)
+    worker.progress(limit_s=60)
     assert worker.arm()
     assert worker.arm(), "nothing has happened since"
     endpoint = worker.connect(other.address(), FAIL_PEER)
     assert not worker.arm()
-    worker.progress(limit_s=1)
+    worker.progress(limit_s=60)
     worker.touch()
     assert not worker.arm()
     worker.disconnect(endpoint)

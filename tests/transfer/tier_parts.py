@@ -17,7 +17,8 @@ from transfer.tiers.trimming import StoredObject
 
 NBYTES = 4096
 FINGERPRINT = bytes(range(16))
-TIMEOUT_S = 5.0
+TIMEOUT_S = 60.0
+"""Of a storage that answers, however busy the machine is."""
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 

@@ -21,7 +21,8 @@ BLOCK = 64 * 1024
 NBYTES = NUM_BLOCKS * BLOCK
 WHOLE = [Extent(at, at, BLOCK) for at in range(0, NBYTES, BLOCK)]
 CANARY = 0x5A
-BOUND_S = 20.0
+BOUND_S = 60.0
+"""A guard against hanging: UCX itself looks after its peers each 20 s."""
 
 
 @dataclass(frozen=True)
