@@ -120,13 +120,12 @@ class Endpoints:
         if pending is None:
             return None, []
         link = self._links[pending.peer]
-        link.operations.discard(operation)
+        was_torn = link.end(operation)
         actions = self._reading_edge(link)
         if pending.block_ids:
             actions.insert(0, OperationTerminal(operation))
-        if failure is not None and not link.is_torn:
+        if failure is not None and not was_torn:
             actions += self.tear_down(pending.peer, failure)
-        link.is_torn = link.is_torn and bool(link.operations)
         self._forget_idle(link)
         return pending, actions
 
@@ -140,7 +139,7 @@ class Endpoints:
         held = [
             pending
             for pending in self._operations.all()
-            if pending.is_quarantined and not self._links[pending.peer].is_torn
+            if pending.is_quarantined and not self._is_torn(pending)
         ]
         actions: list[Action] = []
         num_blocks = count_blocks(held)
@@ -159,7 +158,7 @@ class Endpoints:
         """Ask for the end of every read of ``source``."""
         link = self._links.get(source)
         if link is not None:
-            link.is_torn = bool(link.operations)
+            link.torn |= link.operations
         return [TearDown(source, reason)]
 
     # Time
@@ -170,7 +169,7 @@ class Endpoints:
         timeouts = [
             pending.begun_at + self._config.read_timeout_s
             for pending in self._operations.all()
-            if pending.begun_at is not None and not self._links[pending.peer].is_torn
+            if pending.begun_at is not None and not self._is_torn(pending)
         ]
         return min((time for time in (*renewals, *timeouts) if time is not None), default=None)
 
@@ -182,7 +181,7 @@ class Endpoints:
             if link.is_renewal_due(now)
         ]
         for pending in self._operations.all():
-            if pending.begun_at is None or self._links[pending.peer].is_torn:
+            if pending.begun_at is None or self._is_torn(pending):
                 continue
             waited_s = now - pending.begun_at
             if pending.begun_at + self._config.read_timeout_s <= now:
@@ -202,6 +201,10 @@ class Endpoints:
             link.reopen()
         return link
 
+    def _is_torn(self, pending: Operation) -> bool:
+        """Whether the end of this read was asked for; it comes by itself."""
+        return pending.operation in self._links[pending.peer].torn
+
     def _reading_edge(self, link: SourceLink) -> list[Action]:
         message = link.reading_edge()
         return [] if message is None else [Send(link.incarnation, message)]
@@ -215,6 +218,7 @@ class Endpoints:
         for pending in self._operations.all():
             assert pending.operation in self._links[pending.peer].operations
             assert pending.is_quarantined != (pending.operation in reading), pending.operation
+        assert all(link.torn <= link.operations for link in self._links.values())
         outstanding = sum(len(link.operations) for link in self._links.values())
         assert outstanding == len(self._operations), "a link has a read that does not exist"
         assert reading <= {pending.operation for pending in self._operations.all()}

@@ -166,11 +166,13 @@ class Receiving:
         return next((token for token in tokens if token is not None), None)
 
     def is_complete(self) -> bool:
-        """Whether every chunk has landed in all its layers.
+        """Whether every chunk has landed in all its layers, and nothing is still to land.
 
         The *set* of landed pieces decides, never their number: a piece that came twice does not
-        stand for a missing one.
+        stand for a missing one. Nor does one for another of the same layers, in other blocks.
         """
+        if any(piece.state is not PieceState.LANDED for piece in self.pieces.values()):
+            return False
         return covers((p.ticket.piece for p in self.landed()), self.last_chunk, self.shape)
 
     def deadline(self, config: TransferConfig) -> float | None:

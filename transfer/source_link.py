@@ -18,8 +18,8 @@ class SourceLink:
     """Reads that are not terminal, the quarantined included."""
     is_lost: bool = False
     """Nothing can be sent to it any more."""
-    is_torn: bool = False
-    """A tear-down was asked for, and the reads of before are not all reported yet."""
+    torn: set[OperationId] = field(default_factory=set[OperationId])
+    """Reads whose tear-down was asked for. Not those over a channel of later: nobody ends these."""
     next_renew_at: float | None = None
     _sent_at: dict[int, float] = field(default_factory=dict[int, float])
     _said_reading: bool = False
@@ -45,6 +45,13 @@ class SourceLink:
     def is_renewal_due(self, now: float) -> bool:
         """Whether its leases want a renewal."""
         return not self.is_lost and self.next_renew_at is not None and self.next_renew_at <= now
+
+    def end(self, operation: OperationId) -> bool:
+        """A read is terminal. Return whether its tear-down was asked for."""
+        was_torn = operation in self.torn
+        self.operations.discard(operation)
+        self.torn.discard(operation)
+        return was_torn
 
     def renew(self, sequence: int, now: float) -> Renew:
         """Return the message that renews every live request: one for all."""

@@ -1,6 +1,9 @@
 """What may be wrong with a peer's ticket. Found here, it ends one request, not the worker."""
 
+from collections.abc import Sequence
+
 from core.messages import PieceId, Ticket
+from transfer.positions import BlockSizes
 from transfer.receiving import Receiving
 
 
@@ -37,17 +40,27 @@ def fault_of(ticket: Ticket, entry: Receiving) -> str | None:
 def gap_in(entry: Receiving) -> str | None:
     """Return what the tickets of ``entry`` together leave out; None: nothing, or not all are here.
 
-    Checked before anything may be delivered: a block that no ticket names would be read as KV.
+    Checked before anything may be delivered: a block that no ticket names would be read as KV, and
+    so would a layer of a block.
     """
     if entry.wanted is None or not entry.is_announced:
         return None
-    for group in range(len(entry.shape.groups)):
-        named = {index for named_group, index in _positions(entry) if named_group == group}
-        needed = entry.shape.sizes.required_there(group, entry.wanted)
-        missing = [index for index in needed if index not in named]
-        if missing:
-            return f"no ticket names blocks {missing[:4]} of group {group}"
+    sizes = entry.shape.sizes
+    needed = [sizes.required_there(group, entry.wanted) for group in range(len(sizes.groups))]
+    for layer in _layers_of_change(entry):
+        named = _positions(entry, like=PieceId(layer, layer, 0))
+        for group, indices in enumerate(needed):
+            missing = [index for index in indices if (group, index) not in named]
+            if missing:
+                return f"no ticket names blocks {missing[:4]} of group {group}"
     return None
+
+
+def _layers_of_change(entry: Receiving) -> list[int]:
+    """Return the layers, the first one included, that other pieces have than the one before."""
+    firsts = {piece.first_layer for piece in entry.pieces}
+    behind = {piece.last_layer + 1 for piece in entry.pieces}
+    return sorted({0} | firsts | behind - {entry.shape.num_layers})
 
 
 def _position_fault(ticket: Ticket, entry: Receiving) -> str | None:
@@ -63,7 +76,18 @@ def _position_fault(ticket: Ticket, entry: Receiving) -> str | None:
         asked = entry.shape.sizes.indices_there(entry.wanted)
         if any(index not in asked for _, index in named):
             return f"{ticket.piece} names blocks outside of {asked}"
+        if _names_what_no_window_needs(named, entry.shape.sizes, entry.wanted):
+            return f"{ticket.piece} names blocks that no window needs"
     return None
+
+
+def _names_what_no_window_needs(
+    named: Sequence[tuple[int, int]], sizes: BlockSizes, wanted: range
+) -> bool:
+    """Whether one is behind the window of the prompt's end: no memory was promised for it."""
+    windowed = {group for group, _ in named if sizes.groups[group].window is not None}
+    needed = {(group, at) for group in windowed for at in sizes.required_there(group, wanted)}
+    return any(place[0] in windowed and place not in needed for place in named)
 
 
 def _token_fault(ticket: Ticket, entry: Receiving) -> str | None:
