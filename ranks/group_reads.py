@@ -43,6 +43,8 @@ class _Outstanding:
     """Ranks whose part is not terminal. A set: one that reports twice does not replace another."""
     end: ReadEnd
     """Of the parts that are terminal, joined."""
+    is_torn: bool = False
+    """Its source was torn down since: what fails of it says nothing about a pair of later."""
 
 
 class GroupReads:
@@ -123,6 +125,8 @@ class GroupReads:
             for operation, read in self._outstanding.items()
             if read.end.peer == source
         }
+        for read in begun.values():
+            read.is_torn = True
         if begun:
             self._loop.call_later(ANSWER_TIMEOUT_S, self._require_ended, begun)
 
@@ -158,7 +162,7 @@ class GroupReads:
             if not self._outstanding:
                 self._drained.set()
             self._on_end(read.end)
-        elif is_first_failure:
+        elif is_first_failure and not read.is_torn:
             self.tear_down(end.peer, f"rank {rank} failed: {end.failure}")
 
     def _refuse(self, operation: OperationId, source: Incarnation) -> None:
