@@ -48,7 +48,7 @@ def client() -> Iterator[ApiClient]:
     with ThreadingHTTPServer(("127.0.0.1", 0), _Adversary) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
-        yield ApiClient(f"http://127.0.0.1:{server.server_port}")
+        yield ApiClient(f"http://127.0.0.1:{server.server_port}", timeout_s=60)
         server.shutdown()
         thread.join()
 

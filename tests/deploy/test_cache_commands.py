@@ -17,6 +17,7 @@ from core.ids import Incarnation, WorkerId
 from core.messages import CacheState, TierUse
 from core.tiers import Tier
 from deploy.cli.parser import run
+from deploy.commands import cache
 from router.cache_api import CacheAPI
 from router.cache_control import WorkerCache
 
@@ -132,9 +133,26 @@ def test_a18_a_wait_ends_with_the_last_block(
     assert capsys.readouterr().out == "decode-0: done\n"
 
 
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += seconds
+
+
 def test_a18_a_wait_that_was_too_short_says_so(
-    control: ScriptedControl, url: str, capsys: pytest.CaptureFixture[str]
+    control: ScriptedControl,
+    url: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(cache, "time", Clock())
     control.after_reset = [state_of("pending", quarantined=1)]
     control.looks = [control.after_reset, [None]]
     assert run(["cache", "reset", "--wait", "0.2", "--url", url]) == 1

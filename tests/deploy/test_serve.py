@@ -200,7 +200,8 @@ def test_commands_find_it_by_themselves_and_down_returns_when_nothing_of_it_is_l
 
         # When it is asked for without its address, then it is found, and so is what is unwise
         assert "decode-0" in command("status")
-        scaled = command("scale", "decode=5000", "--name=found")
+        too_many = psutil.virtual_memory().total // 2**30 + 1  # whose pools take 1 GiB each
+        scaled = command("scale", f"decode={too_many}", "--name=found")
         assert "warning: cache: the pools" in scaled
         assert "found: taken" in command("scale", "decode=1", "--name=found")
 
