@@ -20,6 +20,8 @@ MAX_REQUESTS: Final = 2**16
 MAX_RANKS: Final = 1024
 MAX_LAYERS: Final = 2**14
 MAX_GROUPS: Final = 2**14
+MAX_EXPLANATION: Final = 2**18
+"""Characters. Who passes on what another has said, and adds to it, has to cut it."""
 
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Positive = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
@@ -38,6 +40,6 @@ Name = Annotated[str, Meta(max_length=256)]
 """Of a worker, a model, an address, a salt."""
 Line = Annotated[str, Meta(max_length=1024)]
 """For an operator, to be shown among others."""
-Explanation = Annotated[str, Meta(max_length=2**18)]
+Explanation = Annotated[str, Meta(max_length=MAX_EXPLANATION)]
 """For an operator; may list two layouts of many groups."""
 Digest = Annotated[bytes, Meta(max_length=64)]

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from core.bounds import MAX_EXPLANATION
 from core.channel import ClientId
 from core.config import SluiceConfig
 from core.errors import OverloadedError, RequestError
@@ -279,7 +280,7 @@ class Requests:
             Failed(
                 request_id=served.request_id,
                 attempt=served.attempt,
-                reason=loss.reason,
+                reason=loss.reason[:MAX_EXPLANATION],
                 kind=loss.kind,
                 peer=loss.peer,
                 field=loss.field,
