@@ -90,7 +90,9 @@ class Troubles:
                     event = GaveUp(name, _one_line(f"{reason}: {last}"))
                 self._note(name, f"{name} {STAYS_DOWN}: {event.reason}")
             case ProcessStarted(name, _):
-                self._story(name).ordered = None
+                story = self._story(name)
+                if not story.is_leaving:  # else it was sent away while it started
+                    story.ordered = None
             case _:
                 pass
         return event

@@ -132,6 +132,12 @@ def test_the_end_of_whom_was_sent_away_is_no_trouble(troubles: Troubles) -> None
     assert lines(troubles) == ()
 
 
+def test_the_end_of_whom_was_sent_away_while_it_started_is_no_news(troubles: Troubles) -> None:
+    troubles.order(Kill("decode-1", "not wanted any more", is_unwanted=True))
+    troubles.hear(ProcessStarted("decode-1", ProcessIdentity(1, "here", "decode-1", "decode", "a")))
+    assert troubles.is_ordered("decode-1")
+
+
 def test_nothing_is_told_of_one_that_had_the_name_before(troubles: Troubles) -> None:
     die(troubles, "decode-1", "old")
     die(troubles, "decode-2", "old")
