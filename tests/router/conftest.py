@@ -14,6 +14,7 @@ from openai import AsyncOpenAI
 from core.channel import DeploymentKeys
 from core.config import SluiceConfig
 from core.lifecycle import Lifecycle
+from router import cache_control, trace_control
 from router.connections import BoundedConnection
 from router.server import RouterAddress, RouterContext, run_router
 from router.tokenizer import Tokenizer
@@ -22,6 +23,8 @@ from tests.router.raw_connections import SendInPieces
 from tests.router.scripted_worker import Script, ScriptedWorker
 
 MODEL = "test-model"
+WAIT_S = 60.0
+"""Bounds a wait for what comes: a busy machine takes its time."""
 
 
 @dataclass
@@ -51,7 +54,7 @@ class RunningRouter:
 
     async def until_state(self, worker_id: str, state: str | None) -> None:
         """Wait until ``/status`` shows the worker in ``state``; None: does not show it alive."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while True:
                 status = (await self.http.get("/status", headers=self.operator)).json()
                 alive = [w for w in status["workers"] if w["state"] != "lost"]
@@ -62,7 +65,7 @@ class RunningRouter:
 
     async def until_idle(self) -> None:
         """Wait until the router has no pending request."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while True:
                 status = (await self.http.get("/status", headers=self.operator)).json()
                 if not status["pending_requests"]:
@@ -80,6 +83,13 @@ class RunningRouter:
 
 
 StartRouter = Callable[..., Awaitable[RunningRouter]]
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers answer in time, however long the machine takes; a test may set another bound."""
+    for module in (cache_control, trace_control):
+        monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", WAIT_S)
 
 
 @pytest.fixture(scope="session")
@@ -163,5 +173,5 @@ async def _running_router(
         await stack.enter_async_context(client)
         yield RunningRouter(address, keys, http, client, tokenizer, stack, lifecycle, serving)
     lifecycle.stop.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         await serving

@@ -38,7 +38,7 @@ async def connected(router: Reachable) -> AsyncIterator[Connection]:
 
 async def answer_of(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
     """Return status and error of the last answer of a connection, which then ends."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         content = await reader.read(-1)
     head, _, body = content.partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(body)["error"]
@@ -46,7 +46,7 @@ async def answer_of(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
 
 async def next_answer(reader: asyncio.StreamReader) -> tuple[int, str]:
     """Return status and content of the next answer of a connection that stays."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         head = await reader.readuntil(b"\r\n\r\n")
         fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:-2])
         body = await reader.readexactly(int(fields[b"content-length"]))

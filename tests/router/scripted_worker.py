@@ -136,7 +136,7 @@ class ScriptedWorker:
             )
         )
 
-    async def wait_for(self, condition: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
+    async def wait_for(self, condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
         """Wait until something that was received makes ``condition`` true."""
         async with asyncio.timeout(timeout_s), self.seen:
             await self.seen.wait_for(condition)

@@ -15,7 +15,7 @@ from core.messages import Generate
 from router import connections
 from router import strangers as strangers_room
 from router.strangers import Strangers
-from tests.router.conftest import MODEL, RunningRouter
+from tests.router.conftest import MODEL, WAIT_S, RunningRouter
 from tests.router.model_folder import EOS
 from tests.router.raw_connections import SendInPieces, answer_of, connected
 from tests.router.scripted_worker import ScriptedWorker, say
@@ -58,7 +58,7 @@ async def test_who_says_nothing_or_not_enough_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.3)
     async with connected(router) as (reader, _):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             assert await reader.read(-1) == b""
     async with connected(router) as (reader, writer):
         writer.write(HEAD)
@@ -78,16 +78,16 @@ async def test_an_answer_takes_longer_than_a_head_may_and_so_does_a_pause_after_
     await router.start_worker(late)
     async with connected(router) as (reader, writer):
         writer.write(ASKED + b"GET /he")  # the next one has begun
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")
             await reader.readuntil(b"}}}")
         writer.write(b"alth HTTP/1.1\r\nhost: x\r\n\r\n")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")
             await reader.readuntil(b"}")
         await asyncio.sleep(0.6)
         writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")
 
 
@@ -144,7 +144,7 @@ async def test_the_log_tells_who_sent_what_is_no_http_and_what_it_was_once(
     for _ in range(3):
         async with connected(router) as (reader, writer):
             writer.write(content)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(WAIT_S):
                 answer = await reader.read(-1)
         assert reason in json.loads(answer.rpartition(b"\r\n\r\n")[2])["error"]["message"]
     (told,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -195,7 +195,7 @@ async def test_what_follows_a_body_is_no_header(router: RunningRouter) -> None:
     async with connected(router) as (reader, writer):
         head = b"POST /v1/nothing HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
         writer.write(head + b"1\r\na\r\n0\r\nx-request-id: mine\r\n\r\n")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             answer = await reader.readuntil(b"\r\n\r\n")
     assert b"x-request-id: mine" not in answer
 
@@ -210,7 +210,7 @@ async def test_a_stream_to_http_1_0_is_not_chunked_and_ends_with_its_connection(
     head = b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n" % len(body)
     async with connected(router) as (reader, writer):
         writer.write(head + header + b"\r\n" + body)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             head, _, events = (await reader.read(-1)).partition(b"\r\n\r\n")
     fields = [line.lower() for line in head.split(b"\r\n")]
     assert b" 200 OK" in head
@@ -229,7 +229,7 @@ async def test_an_answer_of_known_length_to_http_1_0_says_it(
 ) -> None:
     async with connected(router) as (reader, writer):
         writer.write(b"GET %b HTTP/1.0\r\n\r\n" % path.encode())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             head, _, body = (await reader.read(-1)).partition(b"\r\n\r\n")
     assert b"content-length: %d\r\n" % len(body) in head + b"\r\n"
     assert b"transfer-encoding" not in head
@@ -251,7 +251,7 @@ async def test_a_client_of_http_1_0_that_leaves_ends_its_stream(router: RunningR
     async with connected(router) as (reader, writer):
         head = b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n" % len(body)
         writer.write(head + body)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             await reader.readuntil(b"\n\n")
     await worker.wait_for(lambda: len(worker.aborts) == 1)
     await router.until_idle()
@@ -264,6 +264,6 @@ async def test_a_stream_to_http_1_1_leaves_its_connection_open(router: RunningRo
     async with connected(router) as (reader, writer):
         for _ in range(2):
             writer.write(asked + body)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(WAIT_S):
                 assert b"transfer-encoding: chunked" in await reader.readuntil(b"\r\n\r\n")
                 await reader.readuntil(b"\r\n0\r\n\r\n")

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from core.messages import Generate
-from tests.router.conftest import MODEL, RunningRouter, StartRouter
+from tests.router.conftest import MODEL, WAIT_S, RunningRouter, StartRouter
 from tests.router.model_folder import EOS
 from tests.router.scripted_worker import ScriptedWorker, say, silence
 
@@ -239,7 +239,7 @@ async def test_a_client_that_leaves_while_no_worker_is_there_frees_its_place(
 ) -> None:
     router = await start_router(admission_wait_s=10, max_pending_requests=1)
     asking = asyncio.create_task(router.http.post("/v1/completions", json=BODY))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_S):
         while not await router.metric('sluice_stage_requests{stage="route"}'):  # noqa: ASYNC110 - from outside
             await asyncio.sleep(0.01)
     asking.cancel()
@@ -315,7 +315,7 @@ async def test_stop_ends_open_streams_with_an_error(router: RunningRouter) -> No
         router.lifecycle.stop.set()
         rest = "".join([chunk async for chunk in chunks])
     assert '"code":"shutting_down"' in rest
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_S):
         await router.serving
 
 
@@ -331,8 +331,10 @@ async def test_worker_with_changed_incarnation_gets_no_old_request(router: Runni
 
 
 async def test_impossible_token_ids_end_the_request_and_not_the_router(
-    router: RunningRouter,
+    start_router: StartRouter,
 ) -> None:
+    router = await start_router(admission_wait_s=30.0)
+
     async def insane(worker: ScriptedWorker, generate: Generate) -> None:
         worker.output(generate, (20, -1) if generate.prompt_token_ids == (10,) else (2**40,))
 

@@ -12,12 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.router.conftest import MODEL, RunningRouter
-from tests.router.worker_process import FIRST_TOKEN_ID, command
+from tests.router.conftest import MODEL, WAIT_S, RunningRouter, StartRouter
+from tests.router.worker_process import FIRST_TOKEN_ID, HALTS, command
 
 NUM_STREAMS = 16
 NUM_TOKENS = 80
 StartWorker = Callable[[str], Awaitable[asyncio.subprocess.Process]]
+
+
+@pytest.fixture
+async def router(start_router: StartRouter) -> RunningRouter:
+    """A router that takes no process for lost which only waits for a processor."""
+    return await start_router(worker_silence_s=3.0, admission_wait_s=30.0)
 
 
 @pytest.fixture
@@ -48,7 +54,7 @@ async def test_h03_streams_of_a_lost_process_go_on_elsewhere(
     router: RunningRouter, start_worker: StartWorker, how: signal.Signals
 ) -> None:
     # Given two workers with eight streams each, all of them under way
-    first, second = await start_worker("decode-0"), await start_worker("decode-1")
+    first, second = await start_worker(HALTS), await start_worker("decode-1")
     expected = router.tokenizer.decode(range(FIRST_TOKEN_ID, FIRST_TOKEN_ID + NUM_TOKENS))
     under_way = asyncio.Semaphore(0)
 
@@ -71,17 +77,17 @@ async def test_h03_streams_of_a_lost_process_go_on_elsewhere(
     first.send_signal(how)
 
     # Then every stream ends with exactly its text
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_S):
         results = await asyncio.gather(*streams)
     assert set(results) == {(expected, "length")}
     num_retries = await router.metric("sluice_retries_total")
     assert 0 < num_retries <= NUM_STREAMS
-    await router.until_state("decode-0", None)
+    await router.until_state(HALTS, None)
 
     # And a frozen one that wakes is taken back, and its late tokens harm nobody
     if how is signal.SIGSTOP:
         first.send_signal(signal.SIGCONT)
-        await router.until_state("decode-0", "ready")
+        await router.until_state(HALTS, "ready")
         second.kill()
         await router.until_state("decode-1", None)
         assert await stream() == (expected, "length")

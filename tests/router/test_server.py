@@ -206,4 +206,4 @@ async def test_event_loop_goes_on_while_a_long_prompt_is_tokenized(tokenizer: To
         await asyncio.sleep(0)
         num_turns += 1
     assert tokenizer.decode(await encoding) == text
-    assert num_turns > 100
+    assert num_turns > 10
