@@ -191,6 +191,8 @@ class _Connection:
                 await asyncio.wait(
                     {self._incoming, self._lost}, return_when=asyncio.FIRST_COMPLETED
                 )
+            else:
+                await asyncio.sleep(0)  # who always has another message must not stop the loop
             if self._lost.done() or not self._incoming.done():
                 continue  # closing the socket cancels its future, which must not cancel our caller
             incoming, self._incoming = self._incoming, None

@@ -182,6 +182,8 @@ class ServerChannel:
                     known.last_seen = self._clock()
             if not self._incoming.done():
                 return [], True
+        else:
+            await asyncio.sleep(0)  # who always has another message must not stop the loop
         incoming, self._incoming = self._incoming, None
         return incoming.result(), was_waited_for
 
