@@ -2,11 +2,20 @@
 
 from dataclasses import dataclass, field
 
+from core.bounds import MAX_EXPLANATION
 from core.channel import ClientId
 from core.config import SluiceConfig
 from core.errors import RequestError
 from core.ids import Attempt, Incarnation, RequestId, WorkerId
-from core.messages import AnyMessage, Failed, Generate, OutputBatch, PrefillPeer
+from core.messages import (
+    AnyMessage,
+    Failed,
+    Generate,
+    OutputBatch,
+    PrefillPeer,
+    decode,
+    encode,
+)
 from core.sampling import SamplingParams
 from core.trace import Recorder
 from core.worker_metrics import WorkerMetrics
@@ -210,3 +219,17 @@ async def test_kv_that_does_not_come_is_computed_here() -> None:
     side.run()
     assert side.sent.failed() == []
     assert isinstance(side.sent.messages[-1][1], OutputBatch)
+
+
+async def test_a_reason_of_any_length_is_told_as_far_as_a_message_goes() -> None:
+    """What is longer would be unreadable: its router would lose the channel, and all it serves."""
+    side = Side(load_failure="fail")
+    side.take(ONE, "a", prefill=PEER)
+    # Given the longest reason that prefill can give, and what is said before it
+    reason = "prefill failed: " + "x" * MAX_EXPLANATION
+    side.requests.lose(Loss((RequestId("a"), Attempt(1)), reason, "transfer", WorkerId("P")))
+    ((_, message),) = side.sent.messages
+    # Then its router can read what it is told
+    told = decode(encode(message))
+    assert isinstance(told, Failed)
+    assert told.reason == reason[:MAX_EXPLANATION]

@@ -317,3 +317,41 @@ async def test_every_rank_warms_its_own_pair_up_and_that_ends_once(two_ranks: Wo
     assert two_ranks.ends == []
     two_ranks.end(1, 1)
     assert [end.failure for end in two_ranks.ends] == [None]
+
+
+def num_torn(world: World) -> int:
+    return sum(isinstance(command, TearDown) for command in world.others.commands)
+
+
+async def test_a_late_failure_of_a_torn_down_read_leaves_the_new_pair_alone() -> None:
+    """The source may be paired anew before every rank has told what became of the old pair."""
+    world = World(3)
+    world.reads.connect(SOURCE, WELCOME)
+    world.reads.post(post_of(1))
+    # Given a read of which the leader's part has landed, when its source is torn down
+    world.end(0, 1)
+    world.reads.tear_down(SOURCE, "channel lost")
+    # And the source is paired anew
+    world.reads.connect(SOURCE, WELCOME)
+    world.reads.post(post_of(2))
+    # When the others tell the end of the first read
+    world.end(1, 1, "torn down")
+    world.end(2, 1, "torn down")
+    # Then that one has failed, and the new pair goes on
+    assert [end.operation for end in world.ends if end.failure is not None] == [1]
+    assert num_torn(world) == len(world.own.torn) == 1
+    for rank in range(3):
+        world.end(rank, 2)
+    assert [end.operation for end in world.ends] == [1, 2]
+    assert world.ends[1].failure is None
+
+
+async def test_a_failure_over_the_new_pair_tears_it_down() -> None:
+    world = World(3)
+    world.reads.connect(SOURCE, WELCOME)
+    world.reads.post(post_of(1))
+    world.reads.tear_down(SOURCE, "channel lost")
+    world.reads.connect(SOURCE, WELCOME)
+    world.reads.post(post_of(2))
+    world.end(1, 2, "connection reset")
+    assert num_torn(world) == 2
