@@ -202,6 +202,8 @@ class Receiver:
         """See ``SourcesOwner``."""
         now = self._clock()
         match message:
+            case Ticket() | PrefillFailed() if message.incarnation != source.incarnation:
+                log.warning("dropped=%s reason=another source's", type(message).__name__)
             case Ticket():
                 self._trace.ticket(message)
                 self._carry_out(self._reader.ticket(message, now))

@@ -25,6 +25,7 @@ from core.messages import (
     Hello,
     PieceId,
     Prefill,
+    PrefillFailed,
     Ticket,
     Welcome,
 )
@@ -174,15 +175,15 @@ class Worker:
                     rank.nic.finish()
                 await asyncio.sleep(0)
 
-    async def read(self) -> None:
-        """R is asked for and offered; its read is posted, as far as the link takes it."""
+    async def ask(self) -> Ticket:
+        """R is asked for; return the ticket for all of it."""
         await self.land(lambda: not self.reader.num_operations)  # the warm-up
         prompt = tuple(range(NUM_READ * LAYOUT.block_size))
         sampling = SamplingParams(seed=1, max_tokens=4)
         self.scheduler.add(Sequence(R, prompt, sampling), remote=True)
         self.receiver.asking(self.source, Prefill(*R, prompt, sampling))  # type: ignore[arg-type]
         ids = tuple(map(BlockId, range(NUM_READ)))
-        ticket = Ticket(
+        return Ticket(
             *R,
             incarnation=P,
             piece=PieceId(first_layer=0, last_layer=3, chunk=0),
@@ -192,6 +193,10 @@ class Worker:
             last=True,
             first_token=FirstToken(7),
         )
+
+    async def read(self) -> None:
+        """R is asked for and offered; its read is posted, as far as the link takes it."""
+        ticket = await self.ask()
         self.receiver.received(self.source, ticket)  # type: ignore[arg-type]
         async with asyncio.timeout(30):
             while not all(rank.nic.pending for rank in self.ranks):  # noqa: ASYNC110 - nothing tells
@@ -244,3 +249,15 @@ async def test_a_source_is_held_to_its_timeout_once_the_leaders_part_has_begun(
     await worker.read()
     (operation,) = worker.reader._endpoints._operations.all()
     assert operation.begun_at is not None
+
+
+async def test_no_source_speaks_for_another(worker: Worker) -> None:
+    """It could have what it likes read out of the other one's pool, or end its requests."""
+    ticket = await worker.ask()
+    other = SimpleNamespace(worker_id="X", incarnation=Incarnation("X"))
+    for message in (ticket, PrefillFailed(*R, incarnation=P, reason="no")):
+        worker.receiver.received(other, message)  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    assert worker.losses == []
+    assert worker.reader.num_operations == 0
+    assert worker.reader.unallocated() == []
