@@ -5,7 +5,7 @@ Otherwise requests wait for ever on a channel that nobody answers, or a stranger
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -22,6 +22,7 @@ from core.channel_keys import KeyPair
 from core.errors import ConfigError, HandshakeError, PeerLostError
 from core.ids import Attempt, Incarnation, RequestId, WorkerId
 from core.messages import Abort, Hello, Refused, Welcome
+from tests.core.door import stop_clock
 
 KEYS = DeploymentKeys.generate()
 ROUTER, DECODE = KEYS.of("router"), KEYS.of("decode")
@@ -53,6 +54,12 @@ async def open_server(**options: object) -> AsyncIterator[ServerChannel]:
         server.close()
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - of what is inside, nothing tells
+            await asyncio.sleep(0.001)
+
+
 async def test_messages_cross_in_both_directions() -> None:
     async with open_server() as server:
         receiving = asyncio.create_task(server.receive())
@@ -69,14 +76,20 @@ async def test_messages_cross_in_both_directions() -> None:
 
 async def test_silent_client_is_reported_once() -> None:
     async with open_server(silence_s=0.4) as server:
+        clock = stop_clock(server)
         receiving = asyncio.create_task(server.receive())
         client = to(server, silence_s=0.4)
         await client.connect()
-        await asyncio.sleep(0.6)  # pings keep it alive beyond the bound
-        assert not receiving.done()
+        (known,) = server._clients.values()
+        for _ in range(7):  # pings keep it alive beyond the bound
+            clock.now += 0.09
+            await until(lambda: known.last_seen == clock.now)
+            assert not receiving.done()
         client.close()
-        _, event = await receiving
-        assert event == ClientLost()
+        while not receiving.done():
+            clock.now += 0.09  # in steps: after a leap it would take itself for what stood still
+            await asyncio.sleep(0.1)
+        assert receiving.result()[1] == ClientLost()
 
 
 async def test_closed_server_is_lost_at_once() -> None:
@@ -118,7 +131,7 @@ async def test_client_without_the_deployments_key_gets_nothing() -> None:
         stranger = ChannelKeys("router", KeyPair.generate(), ROUTER.public)
         client = ClientChannel(server.address, keys=stranger, server="decode", hello=HELLO)
         with pytest.raises(PeerLostError, match="does not accept our keys"):
-            await client.connect(timeout_s=2)
+            await client.connect(timeout_s=60)
         assert server.rejects.counts["key"] == 1
         receiving.cancel()
 
@@ -158,6 +171,7 @@ async def test_message_before_hello_is_refused_and_not_delivered() -> None:
 async def test_no_message_is_lost_when_it_meets_the_look_for_silent_clients() -> None:
     """A receive that is cancelled by its own timer can drop the message that came with it."""
     async with open_server(silence_s=0.2) as server:
+        stop_clock(server)  # it looks, and nobody is silent
         client = to(server, silence_s=60)
         receiving = asyncio.create_task(server.receive())
         await client.connect()
@@ -173,13 +187,14 @@ async def test_no_message_is_lost_when_it_meets_the_look_for_silent_clients() ->
         for name in names:
             client.send(Abort(RequestId(name), Attempt(1)))
             await asyncio.sleep(0.05)  # just when the server's wait of silence_s / 4 ends
-        await asyncio.wait_for(collecting, 5)
+        await asyncio.wait_for(collecting, 60)
         assert seen == [Abort(RequestId(name), Attempt(1)) for name in names]
         client.close()
 
 
 async def test_what_came_while_the_loop_was_busy_counts_as_heard() -> None:
     async with open_server(silence_s=0.4) as server:
+        clock = stop_clock(server)
         receiving = asyncio.create_task(server.receive())
         client = to(server, silence_s=60)
         await client.connect()
@@ -187,32 +202,32 @@ async def test_what_came_while_the_loop_was_busy_counts_as_heard() -> None:
         assert (await receiving)[1] == ABORT
         client.send(ABORT)
         client.send(ABORT)
-        await asyncio.sleep(0.6)  # nobody receives for longer than the bound
+        assert await server._socket.poll(60_000)
+        clock.now += 0.6  # nobody receives for longer than the bound
         assert [(await server.receive())[1] for _ in range(2)] == [ABORT, ABORT]
         client.close()
 
 
 async def test_silent_client_is_found_among_talkative_ones() -> None:
     async with open_server(silence_s=0.4) as server:
+        clock = stop_clock(server)
         events: list[object] = []
-        all_came = asyncio.Event()
 
         async def collect() -> None:
             while True:
                 events.append((await server.receive())[1])
-                if ClientLost() in events and events.count(ABORT) == 40:
-                    all_came.set()
 
         collecting = asyncio.create_task(collect())
         silent = to(server)
         await silent.connect()
         silent.close()
-        talkative = to(server, silence_s=0.4)
+        talkative = to(server, silence_s=60)
         await talkative.connect()
-        for _ in range(40):
+        while events.count(ABORT) < 40:
+            before = len(events)
             talkative.send(ABORT)
-            await asyncio.sleep(0.02)
-        await asyncio.wait_for(all_came.wait(), 10)
+            await until(lambda: ABORT in events[before:])  # noqa: B023 - awaited here
+            clock.now += 0.1
         assert events.count(ClientLost()) == 1
         collecting.cancel()
         talkative.close()

@@ -43,10 +43,12 @@ async def test_each_server_admits_the_parties_that_have_business_with_it(server:
                 assert (message, door.server.party(sender)) == (ABORT, party)
             else:
                 with pytest.raises(PeerLostError, match="does not accept our keys"):
-                    await client.connect(timeout_s=5)
+                    await client.connect(timeout_s=60)
             client.close()
         assert {hello.name for hello in door.hellos} == set(ADMITTED_BY[server])
-        assert door.server.rejects.counts["key"] == len(PARTIES) - len(ADMITTED_BY[server])
+        num_refused = len(PARTIES) - len(ADMITTED_BY[server])
+        await door.until(lambda: door.server.rejects.counts["key"] >= num_refused)
+        assert door.server.rejects.counts["key"] == num_refused
 
 
 async def test_stranger_who_knows_the_servers_key_learns_nothing() -> None:
@@ -55,7 +57,7 @@ async def test_stranger_who_knows_the_servers_key_learns_nothing() -> None:
         stranger = ChannelKeys("decode", KeyPair.generate(), keys.of("decode").public)
         client = channel(door, stranger, "prefill")
         with pytest.raises(PeerLostError):
-            await client.connect(timeout_s=5)
+            await client.connect(timeout_s=60)
         assert not door.hellos
         assert not door.events
 
@@ -79,7 +81,7 @@ async def test_impostor_without_the_servers_key_hears_no_hello() -> None:
     async with open_door(impostor) as door:
         client = channel(door, keys.of("decode"), "prefill")
         with pytest.raises(PeerLostError):
-            await client.connect(timeout_s=5)
+            await client.connect(timeout_s=60)
         assert not door.hellos
 
 
@@ -91,7 +93,7 @@ async def test_key_that_is_withdrawn_loses_its_client_and_lets_no_other_in() -> 
     public = MutableKeys({party: keys.of(party).public.of(party) for party in PARTIES})
     old, new = keys.of("decode"), KeyPair.generate()
     server = ChannelKeys("prefill", keys.of("prefill").own, public)
-    async with open_door(server, silence_s=0.8) as door:
+    async with open_door(server) as door:
         # Given a client under the old key, and one under a new key that was added beside it
         first = channel(door, old, "prefill", "first")
         await first.connect()
@@ -100,14 +102,15 @@ async def test_key_that_is_withdrawn_loses_its_client_and_lets_no_other_in() -> 
         await second.connect()
         # When the old key is withdrawn
         public.keys["decode"] = (new.public,)
+        door.server._next_look = 0.0  # at the next message, and not a quarter of a minute later
         # Then its client is lost, on both sides, and cannot come back
         with pytest.raises(PeerLostError, match="not admitted any more"):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await first.receive()
         await door.until(lambda: [event for _, event in door.events if event == ClientLost()])
         again = channel(door, old, "prefill", "again")
         with pytest.raises(PeerLostError):
-            await again.connect(timeout_s=5)
+            await again.connect(timeout_s=60)
         # While the other goes on
         second.send(ABORT)
         await door.until(lambda: ABORT in [event for _, event in door.events])

@@ -74,7 +74,7 @@ def reporter(drain: asyncio.Event) -> Reporter:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - from outside
             await asyncio.sleep(0.01)
 
@@ -97,10 +97,10 @@ async def test_routers_that_come_are_told_and_a_failing_name_server_cuts_none_of
     assert not links.is_connected
     running = asyncio.create_task(links.run())
     try:
-        await asyncio.wait_for(first.heard.wait(), 10)
+        await asyncio.wait_for(first.heard.wait(), 60)
         assert links.is_connected
         addresses.add(second.server.address)
-        await asyncio.wait_for(second.heard.wait(), 10)
+        await asyncio.wait_for(second.heard.wait(), 60)
 
         fails = True
         await asyncio.sleep(0.2)
@@ -138,7 +138,7 @@ async def test_h09_a_router_that_refuses_leaves_the_worker_to_the_others(
         refusals = [r for r in caplog.records if "event=refused" in r.getMessage()]
         assert len(refusals) == 1, "told once, however often it is asked again"
         other.refusal = ""  # it is replaced by one that takes the worker
-        await asyncio.wait_for(other.heard.wait(), 10)
+        await asyncio.wait_for(other.heard.wait(), 60)
         # One that is refused by all ends, and says why.
         ours.refusal = other.refusal = "protocol version 2 is not 3"
     finally:
@@ -146,7 +146,7 @@ async def test_h09_a_router_that_refuses_leaves_the_worker_to_the_others(
         await asyncio.gather(running, return_exceptions=True)
     alone = RouterLinks("tcp://routers:1", reporter(asyncio.Event()), look_up)
     with pytest.raises(HandshakeError, match="protocol version 2 is not 3"):
-        await asyncio.wait_for(alone.run(), 10)
+        await asyncio.wait_for(alone.run(), 60)
     await ours.close()
     await other.close()
 

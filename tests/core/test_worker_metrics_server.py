@@ -38,7 +38,7 @@ def server(checks: Checks) -> Iterator[MetricsServer]:
 def get(server: MetricsServer, path: str) -> tuple[int, str]:
     url = server.address.removesuffix("/metrics") + path
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - ours
+        with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - ours
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -47,7 +47,7 @@ def get(server: MetricsServer, path: str) -> tuple[int, str]:
 def exchanged(server: MetricsServer, method: str, path: str) -> tuple[int, dict[str, str], bytes]:
     """Return status, header fields but for the date, and all bytes that follow the head."""
     port = urlsplit(server.address).port
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(f"{method} {path} HTTP/1.0\r\n\r\n".encode())
         content = b"".join(iter(lambda: connection.recv(65536), b""))
     head, _, body = content.partition(b"\r\n\r\n")
@@ -82,7 +82,7 @@ def test_a_client_that_says_nothing_holds_up_nobody(server: MetricsServer) -> No
     port = urlsplit(server.address).port
     with contextlib.ExitStack() as stack:
         for _ in range(8):
-            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
         assert get(server, "/livez")[0] == 200
 
 
