@@ -103,8 +103,8 @@ def ticketed(fleet: Fleet, prompt: list[int]) -> Iterator[Victim]:
         with ExitStack() as others:
             fill_decode(fleet, others)
             victim = Victim(fleet, prompt)
-            victim.wait(lambda v: v.has_all_tickets() or v.count("read_posted") > 0)
-            if victim.count("read_posted") == 0:
+            is_there = victim.wait(lambda v: v.has_all_tickets() or v.count("read_posted") > 0)
+            if is_there and victim.count("read_posted") == 0:
                 yield victim
                 return  # the others leave when the fault has struck
         victim.answer.result()  # one of them had ended too early
@@ -167,35 +167,49 @@ def has_no_room(fleet: Fleet, worker: str) -> bool:
 @contextmanager
 def posted(fleet: Fleet, prompt: list[int]) -> Iterator[Victim]:
     """Reads are on their way."""
-    victim = Victim(fleet, prompt)
-    victim.wait(lambda v: v.count("read_posted") > v.count("read_landed"))
-    yield victim
+    yield victim_at(fleet, prompt, lambda v: v.count("read_posted") > v.count("read_landed"))
 
 
 @contextmanager
 def half_landed(fleet: Fleet, prompt: list[int]) -> Iterator[Victim]:
     """All tickets are here, some reads have landed, others are on their way."""
-    victim = Victim(fleet, prompt)
-    victim.wait(
-        lambda v: v.has_all_tickets() and v.count("read_posted") > v.count("read_landed") > 0
+    yield victim_at(
+        fleet,
+        prompt,
+        lambda v: v.has_all_tickets() and v.count("read_posted") > v.count("read_landed") > 0,
     )
-    yield victim
+
+
+def victim_at(fleet: Fleet, prompt: list[int], point: Callable[[Victim], bool]) -> Victim:
+    """Return a victim that was seen at ``point``; those that were not have their answers."""
+    for _ in range(MAX_TRIES):
+        victim = Victim(fleet, prompt)
+        if victim.wait(point):
+            return victim
+        victim.answer.result()
+    raise AssertionError("never seen there")
 
 
 @contextmanager
 def landed_not_released(fleet: Fleet, prompt: list[int]) -> Iterator[Victim]:
     """All is here; what decode says to prefill gets lost, so that prefill does not know."""
-    victim = Victim(fleet, prompt)
-    # From the first ticket on: a busy machine may take longer to hold a link than a read takes
-    victim.wait(lambda v: v.count("ticket") > 0 and not v.count("delivered"))
-    port = fleet.port_of(victim.prefill)
-    fleet.network.hold(victim.decode, victim.prefill, port=port, acks_pass=True)
-    try:
-        victim.wait(lambda v: v.count("delivered") > 0 and not v.count("released"))
-        assert fleet.stack.blocks(victim.prefill)["leased"] > 0
-        yield victim
-    finally:
-        fleet.network.release(victim.decode, victim.prefill)
+    for _ in range(MAX_TRIES):
+        # From the first ticket on: a busy machine may take longer to hold a link than a read takes
+        victim = victim_at(
+            fleet, prompt, lambda v: v.count("ticket") > 0 and not v.count("delivered")
+        )
+        port = fleet.port_of(victim.prefill)
+        fleet.network.hold(victim.decode, victim.prefill, port=port, acks_pass=True)
+        try:
+            # Within a lease of its last word, or prefill knows by its clock
+            is_there = victim.wait(lambda v: v.count("delivered") > 0 and not v.count("released"))
+            if is_there and fleet.stack.blocks(victim.prefill)["leased"] > 0:
+                yield victim
+                return
+        finally:
+            fleet.network.release(victim.decode, victim.prefill)
+        victim.answer.result()
+    raise AssertionError("prefill always knows")
 
 
 POINTS = [ticketed, posted, half_landed, landed_not_released]

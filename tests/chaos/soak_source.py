@@ -4,11 +4,13 @@ Real books, block manager, channel and transport, in a process of its own that c
 """
 
 import asyncio
+import contextlib
 import random
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from blockmgr.fences import KVWriters
+from blockmgr.states import BlockState
 from blockmgr.worker_blocks import WorkerBlocks
 from core.channel import ClientId, ClientLost, DeploymentKeys, ServerChannel
 from core.errors import OutOfBlocksError
@@ -33,6 +35,7 @@ from transfer.tickets import Offer, TicketBook
 from transfer.transports import open_transport
 
 NUM_BLOCKS = 256
+HOME_S = 60.0
 LAST_LAYER = LAYOUT.layers_per_group - 1
 
 
@@ -48,7 +51,10 @@ class SourceSpec:
 
 
 def run_source(spec: SourceSpec, parent: Connection) -> None:
-    """Serve until ``parent`` says something; answer with the blocks by state."""
+    """Serve until ``parent`` says something; answer with the blocks by state once all are home.
+
+    Leases whose end was lost run out before; what is not home by ``HOME_S`` is told as it is.
+    """
     asyncio.run(_serve(spec, parent))
 
 
@@ -64,6 +70,10 @@ async def _serve(spec: SourceSpec, parent: Connection) -> None:
     for task in done:
         task.result()
     parent.recv()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(HOME_S):
+            while not source.is_home:  # noqa: ASYNC110 - seen from outside
+                await asyncio.sleep(0.05)
     source.blocks.check_invariants()
     parent.send({state.name: count for state, count in source.blocks.counts().items() if count})
     source.close()
@@ -94,6 +104,11 @@ class SoakSource:
             incarnation=incarnation,
             welcome=self._welcome,
         )
+
+    @property
+    def is_home(self) -> bool:
+        """Whether all blocks are free."""
+        return self.blocks.counts()[BlockState.FREE] == NUM_BLOCKS
 
     def close(self) -> None:
         self._pump.close()

@@ -38,8 +38,8 @@ from decode.sequence import Sequence
 from decode.sources import Sources
 from decode.tracing import DecodeTrace
 from tests.chaos.small_pool import COMPATIBILITY, CONFIG, LAYOUT, SmallPool, content
+from tests.chaos.soak_source import HOME_S, SourceSpec, run_source
 from tests.chaos.soak_source import NUM_BLOCKS as SOURCE_BLOCKS
-from tests.chaos.soak_source import SourceSpec, run_source
 from tests.fork_server import forked_process
 from transfer.rank_reads import RankReads
 from transfer.reader import Reader
@@ -47,7 +47,7 @@ from transfer.transports import open_transport
 
 log = logging.getLogger(__name__)
 
-pytestmark = [pytest.mark.ucx]
+pytestmark = [pytest.mark.ucx, pytest.mark.timeout(400)]
 
 NUM_BLOCKS = 96
 MAX_BLOCKS = 12
@@ -253,9 +253,10 @@ class Soak:
 
     async def settle(self) -> list[dict[str, int]]:
         """Wait until all is home; return the blocks of each source."""
-        # Reads time out, and leases whose end was lost run out.
-        await asyncio.sleep(CONFIG.transfer.read_timeout_s + CONFIG.transfer.lease_s)
-        assert self.reader.num_operations == self.reader.num_receiving == 0
+        # Reads time out, and leases whose end was lost run out: the sources wait for those.
+        async with asyncio.timeout(HOME_S):
+            while self.reader.num_operations or self.reader.num_receiving:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
         for source in self.sources:
             source.pipe.send("end")
         return [await asyncio.to_thread(source.pipe.recv) for source in self.sources]

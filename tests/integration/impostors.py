@@ -40,8 +40,7 @@ GREEDY = SamplingParams(seed=1, max_tokens=NUM_TOKENS, temperature=0.0)
 
 
 def address_of(stack: Stack, name: str) -> str:
-    (address,) = [w["address"] for w in stack.workers() if w["worker_id"] == name]
-    return address
+    return stack.worker(name)["address"]
 
 
 async def handshake_of(stack: Stack) -> Hello:

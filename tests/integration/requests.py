@@ -39,12 +39,17 @@ def generate_reference(
     return outputs
 
 
-async def complete(client: httpx.AsyncClient, prompt: list[int], **body: Any) -> dict[str, Any]:
-    """Return the answer to one completion request, with token ids as logprobs' tokens."""
+async def complete(
+    client: httpx.AsyncClient, prompt: list[int], *, name: str = "", **body: Any
+) -> dict[str, Any]:
+    """Return the answer to one completion request, with token ids as logprobs' tokens.
+
+    A ``name`` is its ``x-request-id``.
+    """
     response = await client.post(
         "/v1/completions",
         json={"model": "model", "prompt": prompt, "temperature": 0, **body},
-        headers={"x-sluice-stats": "1"},
+        headers={"x-sluice-stats": "1"} | ({"x-request-id": name} if name else {}),
     )
     assert response.status_code == 200, response.text
     return response.json()

@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
@@ -30,13 +30,16 @@ from core.lifecycle import Lifecycle
 from core.logs import set_up_logging
 from core.messages import DesiredWorkers, Party
 from core.worker_context import WorkerContext
-from deploy.cluster.ports import claim_port
+from deploy.cluster.ports import claim_port, held
 from tests.chaos.network import Network, Place, enter, over_tcp
 from tests.fork_server import forked_process
 
 HOST = "127.0.0.1"
 SECOND_HOST = "127.0.0.2"
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 200.0
+ANSWER_TIMEOUT_S = 60.0
+"""Of a process that lives: it may have to wait for a processor."""
+WORKER_SILENCE_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -138,15 +141,18 @@ class Stack:
     ) -> None:
         self._own_interpreters = own_interpreters
         host = HOST if network is None else network.gateway.host
-        port = claim_port(host, 0, field="test")
+        hosts = (host, SECOND_HOST) if second_router else (host,)
+        self._ports = ExitStack()
+        port = self._keep_port(*hosts)
         self.config = config.model_copy(
             update={"router": config.router.model_copy(update={"host": host, "port": port})}
         )
         self.url = f"http://{host}:{port}"
         self.processes: dict[str, BaseProcess] = {}
+        self._lives: dict[str, str] = {}
         self._dead: set[str] = set()  # incarnations that the router may not have missed yet
         self.keys = keys = DeploymentKeys.generate()
-        control_port = claim_port(host, 0, field="test")
+        control_port = self._keep_port(*hosts)
         names: list[tuple[Party, str]] = [
             ("router", "router"),
             *(("prefill", f"prefill-{index}") for index in range(config.deploy.prefill)),
@@ -165,6 +171,13 @@ class Stack:
             for name, place in network.places.items():
                 member = self._members[name]
                 self._members[name] = replace(member, place=place, environment=over_tcp())
+
+    def _keep_port(self, *hosts: str) -> int:
+        """Return a port that nobody else gets while who listens there starts, or restarts."""
+        port = claim_port(hosts[0], 0, field="test")
+        for host in hosts:
+            self._ports.enter_context(held(host, port))
+        return port
 
     def _add_router(self, port: int) -> None:
         first = self._members["router"]
@@ -198,7 +211,9 @@ class Stack:
         none there, at the switch. A ``second_router`` has the first one's ports on another address.
         With ``own_interpreters`` nothing is forked: it starts as in production, and much slower.
         """
-        sections = {"engine": {"num_threads": 1}} | sections
+        # A worker that has to wait for a processor is not to be taken for a silent one.
+        router = {"worker_silence_s": WORKER_SILENCE_S} | sections.pop("router", {})
+        sections = {"engine": {"num_threads": 1}, "router": router} | sections
         stack = cls(
             model_path,
             SluiceConfig.parse(sections, source="test"),
@@ -228,11 +243,11 @@ class Stack:
         """Send a signal to ``name``; after SIGKILL it is gone on return."""
         process = self.processes[name]
         assert process.pid is not None
-        if signal_number == signal.SIGKILL and not name.startswith("router"):
-            self._dead |= {w["incarnation"] for w in self.workers() if w["worker_id"] == name}
         os.kill(process.pid, signal_number)
         if signal_number == signal.SIGKILL:
-            process.join(10)
+            if name in self._lives:
+                self._dead.add(self._lives[name])
+            process.join(ANSWER_TIMEOUT_S)
 
     def stop(self) -> None:
         """End every process, by force after some seconds."""
@@ -246,6 +261,7 @@ class Stack:
             if process.is_alive():
                 process.kill()
                 process.join()
+        self._ports.close()
 
     def wait_ready(self, *, num_workers: int | None = None) -> None:
         """Return when the router is ready and knows all workers."""
@@ -258,8 +274,9 @@ class Stack:
         while True:
             dead = [n for n, p in self.processes.items() if p.exitcode not in (None, 0, -9)]
             assert not dead, f"{dead} ended while starting"
-            alive = [w for w in self.workers() if w["incarnation"] not in self._dead]
+            alive = self._alive()
             if self.get("/ready")[0] == 200 and len(alive) >= wanted:
+                self._lives |= {worker["worker_id"]: worker["incarnation"] for worker in alive}
                 return
             assert time.monotonic() < deadline, f"not ready: {self.get('/ready')}"
             time.sleep(0.1)
@@ -270,10 +287,23 @@ class Stack:
         workers = json.loads(body)["workers"] if status == 200 else []
         return [worker for worker in workers if worker["state"] == "ready"]
 
+    def _alive(self) -> list[dict[str, Any]]:
+        return [w for w in self.workers() if w["incarnation"] not in self._dead]
+
+    def worker(self, name: str) -> dict[str, Any]:
+        """Return what the router says of one worker that lives, once it knows it."""
+        deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        while True:
+            for worker in self._alive():
+                if worker["worker_id"] == name:
+                    return worker
+            assert time.monotonic() < deadline, f"{name} does not report: {self.get('/status')}"
+            time.sleep(0.05)
+
     def get(self, path: str) -> tuple[int, str]:
         """Return status and body; 0 where nothing answers."""
         try:
-            with urllib.request.urlopen(self.url + path, timeout=5) as response:
+            with urllib.request.urlopen(self.url + path, timeout=ANSWER_TIMEOUT_S) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -282,8 +312,8 @@ class Stack:
 
     def metrics(self, name: str) -> dict[str, float]:
         """Return the samples of one worker by name with labels, as in the exposition."""
-        (worker,) = [w for w in self.workers() if w["worker_id"] == name]
-        with urllib.request.urlopen(worker["metrics_address"], timeout=5) as response:
+        address = self.worker(name)["metrics_address"]
+        with urllib.request.urlopen(address, timeout=ANSWER_TIMEOUT_S) as response:
             text = response.read().decode()
         samples = re.findall(r"^(sluice_\S+(?:\{.*\})?) (\S+)$", text, re.MULTILINE)
         return {sample: float(value) for sample, value in samples}
@@ -297,7 +327,7 @@ class Stack:
                 found[match[1]] = int(value)
         return found
 
-    def wait_idle(self, name: str, *, timeout_s: float = 15.0) -> dict[str, int]:
+    def wait_idle(self, name: str, *, timeout_s: float = ANSWER_TIMEOUT_S) -> dict[str, int]:
         """Return the blocks once all are FREE or CACHED; fail with the states otherwise."""
         deadline = time.monotonic() + timeout_s
         while True:

@@ -25,9 +25,11 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "model": {"dtype": "float32"},
     "cache": {"memory_gib": 0.05, "poison": True},
     "transfer": {"lease_s": 4.0, "renew_interval_s": 1.0, "read_timeout_s": 3.0},
-    "router": {"admission_wait_s": 5.0, "worker_silence_s": 3.0, "max_attempts": 1},
+    "router": {"admission_wait_s": 60.0, "worker_silence_s": 20.0, "max_attempts": 1},
 }
 NUM_TOKENS = 340
+ENDLESS = 1800
+"""Tokens of streams that shall not end before their router does, however late it is killed."""
 
 
 @pytest.fixture(scope="module")
@@ -56,18 +58,22 @@ async def client_of(url: str) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def streams(
-    client: httpx.AsyncClient, seeds: range, begun: asyncio.Event | None = None
+    client: httpx.AsyncClient,
+    seeds: range,
+    begun: asyncio.Event | None = None,
+    *,
+    num_tokens: int = NUM_TOKENS,
 ) -> list[int]:
     """Return how many tokens each of some long and short streams got; any error raises."""
     prompts = [prompt_of(20 if seed % 4 == 0 else 150, VOCAB_SIZE, seed=seed) for seed in seeds]
     results = await asyncio.gather(
-        *(stream(client, prompt, NUM_TOKENS, leave_after=None, begun=begun) for prompt in prompts)
+        *(stream(client, prompt, num_tokens, leave_after=None, begun=begun) for prompt in prompts)
     )
     return [len(result or ()) for result in results]
 
 
 def join(stack: Stack, name: str) -> int | None:
-    stack.processes[name].join(60)
+    stack.processes[name].join(120)
     return stack.processes[name].exitcode
 
 
@@ -89,9 +95,9 @@ def test_drained_workers_of_both_roles_finish_their_streams_and_end_by_themselve
 
     assert set(asyncio.run(run())) == {NUM_TOKENS}
     assert (join(stack, "decode-0"), join(stack, "prefill-0")) == (0, 0)
-    assert {worker["worker_id"] for worker in stack.workers()} == {"decode-1", "prefill-1"}
     for name in ("decode-1", "prefill-1"):
         stack.wait_idle(name)
+    assert {worker["worker_id"] for worker in stack.workers()} == {"decode-1", "prefill-1"}
 
 
 def test_two_routers_share_a_fleet_and_the_loss_of_one_frees_only_its_requests(
@@ -101,10 +107,13 @@ def test_two_routers_share_a_fleet_and_the_loss_of_one_frees_only_its_requests(
 
     async def run() -> tuple[list[int], list[int] | BaseException]:
         async with client_of(shared.url) as ours, client_of(shared.second_url) as theirs:
-            begun = asyncio.Event()
-            kept = asyncio.create_task(streams(ours, range(12)))
-            lost = asyncio.create_task(streams(theirs, range(50, 62), begun))
-            await begun.wait()
+            lost_begun, kept_begun = asyncio.Event(), asyncio.Event()
+            lost = asyncio.create_task(
+                streams(theirs, range(50, 62), lost_begun, num_tokens=ENDLESS)
+            )
+            await lost_begun.wait()
+            kept = asyncio.create_task(streams(ours, range(12), kept_begun))
+            await kept_begun.wait()
             assert not kept.done()
             shared.kill("router-1")
             (ended,) = await asyncio.gather(lost, return_exceptions=True)

@@ -65,7 +65,7 @@ def stack(model_path: Path) -> Iterator[Stack]:
         model={"dtype": "float32"},
         cache={"memory_gib": 0.05, "poison": True},
         transfer={
-            "lease_s": 2.0,
+            "lease_s": 10.0,
             "renew_interval_s": 0.5,
             "read_timeout_s": 2.0,
             "prefill_timeout_s": 3.0,
@@ -75,7 +75,7 @@ def stack(model_path: Path) -> Iterator[Stack]:
 
 
 def incarnations(stack: Stack) -> set[str]:
-    return {worker["incarnation"] for worker in stack.workers()}
+    return {stack.worker(name)["incarnation"] for name in ("prefill-0", "decode-0")}
 
 
 @pytest.fixture(scope="module")

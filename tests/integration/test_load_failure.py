@@ -6,6 +6,7 @@ that it is counted.
 
 import asyncio
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,21 @@ import pytest
 
 from tests.integration.models import VOCAB_SIZE, tiny_model
 from tests.integration.requests import complete, generate_reference, prompt_of
-from tests.integration.stack import Stack
+from tests.integration.stack import ANSWER_TIMEOUT_S, Stack
 
 pytestmark = [pytest.mark.ucx, pytest.mark.timeout(300)]
 
 NUM_REQUESTS, NUM_TOKENS = 16, 8
+
+
+async def until_asked(client: httpx.AsyncClient, name: str) -> None:
+    """Return once decode has asked prefill for the KV of the request."""
+    async with asyncio.timeout(ANSWER_TIMEOUT_S):
+        while True:
+            found = (await client.get(f"/v1/trace/{name}")).json()
+            events = [e["event"] for p in found.get("processes", ()) for e in p["events"]]
+            if "prefill_asked" in events:
+                return
 
 
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
@@ -30,8 +41,16 @@ def test_c23_c20_killed_prefill_worker_under_each_policy(tmp_path: Path, policy:
     async def under_kill(stack: Stack) -> list[dict[str, Any]]:
         body = {"max_tokens": NUM_TOKENS, "ignore_eos": True, "return_token_ids": True}
         async with httpx.AsyncClient(base_url=stack.url, timeout=120) as client:
-            tasks = [asyncio.create_task(complete(client, prompt, **body)) for prompt in prompts]
+            *early, late = (
+                complete(client, prompt, name=f"{policy}-{n}", **body)
+                for n, prompt in enumerate(prompts)
+            )
+            tasks = [asyncio.create_task(each) for each in early]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            # It stands still at first: however late it is killed, one waits for certain.
+            stack.kill("prefill-0", signal_number=signal.SIGSTOP)
+            tasks.append(asyncio.create_task(late))
+            await until_asked(client, f"{policy}-{NUM_REQUESTS - 1}")
             stack.kill("prefill-0")
             return await asyncio.gather(*tasks)
 

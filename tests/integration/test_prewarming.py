@@ -8,11 +8,11 @@ import pytest
 from tests.integration.models import tiny_model
 from tests.integration.stack import Stack
 
-pytestmark = [pytest.mark.ucx, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ucx, pytest.mark.timeout(400)]
 
 PAIRED = 'sluice_kv_connections{role="decode",state="connected"}'
 HANDSHAKES = "sluice_kv_handshake_seconds_count"
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 def wait_for(stack: Stack, *, connected: int, handshakes: int) -> None:

@@ -16,7 +16,7 @@ from tests.integration.requests import generate_reference, prompt_of
 from tests.integration.stack import Stack
 from tests.integration.streams import stream
 
-pytestmark = [pytest.mark.ucx, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ucx, pytest.mark.timeout(900)]
 
 NUM_REQUESTS = 96
 NUM_TOKENS = 24
@@ -59,7 +59,7 @@ def test_pools_that_hold_a_few_requests_serve_many(
 
     async def ask(url: str) -> list[list[int] | None]:
         limits = httpx.Limits(max_connections=NUM_REQUESTS)
-        async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as client:
             return await asyncio.gather(
                 *(
                     stream(client, prompt, NUM_TOKENS, leave_after=leavers.get(n))

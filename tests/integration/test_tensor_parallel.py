@@ -15,7 +15,7 @@ import pytest
 
 from tests.integration.models import VOCAB_SIZE, tiny_model
 from tests.integration.requests import complete, complete_all, generate_reference, prompt_of
-from tests.integration.stack import Stack
+from tests.integration.stack import ANSWER_TIMEOUT_S, Stack
 from tests.ranks.worker_ranks import followers
 
 pytestmark = [pytest.mark.ucx, pytest.mark.timeout(600)]
@@ -106,14 +106,14 @@ def test_a13_a_prefill_worker_whose_rank_is_killed_ends_and_costs_nobody_the_ans
     expected = generate_reference(model_path, prompts, num_tokens=24)
     with Stack.open(model_path, **SECTIONS, engine=TWO_RANKS) as stack:
         prefill = stack.processes["prefill-0"]
-        (dead,) = [w["incarnation"] for w in stack.workers() if w["worker_id"] == "prefill-0"]
+        dead = stack.worker("prefill-0")["incarnation"]
         ranks = followers(prefill.pid)
         assert len(ranks) == 1
 
         answers = asyncio.run(strike_under_load(stack, prompts, ranks[0].kill))
 
         assert [a["choices"][0]["token_ids"] for a in answers] == expected
-        prefill.join(60)
+        prefill.join(ANSWER_TIMEOUT_S)
         assert prefill.exitcode == 1
         assert not ranks[0].is_running()
         stack.wait_idle("decode-0")

@@ -15,7 +15,7 @@ import pytest
 from deploy.cli.parser import run
 from tests.integration.models import VOCAB_SIZE, tiny_model
 from tests.integration.requests import complete_all, generate_reference, prompt_of
-from tests.integration.stack import Stack
+from tests.integration.stack import ANSWER_TIMEOUT_S, Stack
 
 pytestmark = [pytest.mark.ucx, pytest.mark.timeout(300)]
 
@@ -26,6 +26,8 @@ BLOCK_SIZE = 16
 NUM_BLOCKS = 24
 """Of the pool, per KV group of the model."""
 HOST = {"host_tier_gib": 0.01, "host_copy_fraction": 1.0}
+PATIENT = {"storage_timeout_s": 60.0}
+"""Where a hit is demanded: what storage does not answer in time is computed."""
 FLOAT32 = {"dtype": "float32"}
 
 
@@ -66,7 +68,7 @@ def wait_written(stack: Stack, worker: str, count: int) -> None:
     """Return once ``count`` blocks are in storage."""
     role = worker.partition("-")[0]
     sample = f'sluice_kv_tier_stores_total{{result="done",role="{role}",tier="storage"}}'
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + ANSWER_TIMEOUT_S
     while stack.metrics(worker).get(sample, 0) < count:
         assert time.monotonic() < deadline, stack.metrics(worker)
         time.sleep(0.05)
@@ -124,6 +126,7 @@ def test_a_second_turn_is_read_from_storage_by_a_new_worker(
         cache={
             "num_blocks": num_groups * NUM_BLOCKS,
             **HOST,
+            **PATIENT,
             "storage_url": (tmp_path / "kv").as_uri(),
         },
         deploy={"prefill": 0},
@@ -195,7 +198,7 @@ def test_a18_what_was_reset_does_not_come_back_with_a_new_worker(tmp_path: Path)
         stack.wait_idle("decode-0")
 
         # When it is reset and told as done, and the worker dies before anything else is asked
-        assert run(["cache", "reset", "--url", stack.url, "--wait", "10"]) == 0
+        assert run(["cache", "reset", "--url", stack.url, "--wait", "60"]) == 0
         stack.kill("decode-0")
         stack.start("decode-0")
         stack.wait_ready()
@@ -212,7 +215,12 @@ def test_a_prompt_whose_first_tokens_decode_has_is_read_from_storage_by_prefill(
     with Stack.open(
         model,
         model=FLOAT32,
-        cache={"num_blocks": NUM_BLOCKS, **HOST, "storage_url": (tmp_path / "kv").as_uri()},
+        cache={
+            "num_blocks": NUM_BLOCKS,
+            **HOST,
+            **PATIENT,
+            "storage_url": (tmp_path / "kv").as_uri(),
+        },
         router={"local_prefill_max_tokens": 0},
         deploy={"prefill": 1},
     ) as stack:

@@ -17,7 +17,7 @@ import pytest
 from deploy.cli.parser import run
 from tests.integration.models import VOCAB_SIZE, tiny_model
 from tests.integration.requests import prompt_of
-from tests.integration.stack import Stack
+from tests.integration.stack import ANSWER_TIMEOUT_S, Stack
 
 pytestmark = [pytest.mark.ucx, pytest.mark.timeout(300)]
 
@@ -48,9 +48,27 @@ def ask(stack: Stack, prompt: list[int], **more: object) -> str:
 
 def trace(stack: Stack, name: str) -> dict[str, dict[str, Any]]:
     """Return what each process recorded, by its name."""
-    response = httpx.get(f"{stack.url}/v1/trace/{name}", timeout=10)
+    response = httpx.get(f"{stack.url}/v1/trace/{name}", timeout=ANSWER_TIMEOUT_S)
     assert response.status_code == 200, response.text
     return {process["name"]: process for process in response.json()["processes"]}
+
+
+def trace_when(
+    stack: Stack, name: str, condition: Callable[[dict[str, dict[str, Any]]], object]
+) -> dict[str, dict[str, Any]]:
+    """Return the trace once it is so; each process records its part in its own time."""
+    deadline = time.monotonic() + ANSWER_TIMEOUT_S
+    while not condition(found := trace(stack, name)):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+    return found
+
+
+def all_are_there(found: dict[str, dict[str, Any]]) -> bool:
+    """Whether each process was reached, and prefill, where it was asked, has its blocks back."""
+    if {process["status"] for process in found.values()} != {"ok"}:
+        return False
+    return "prefill-0" not in found or bool(times(found["prefill-0"], "released"))
 
 
 def times(process: dict[str, Any], event: str) -> list[float]:
@@ -58,10 +76,10 @@ def times(process: dict[str, Any], event: str) -> list[float]:
 
 
 def test_a_disaggregated_request_is_traced_from_arrival_to_release(stack: Stack) -> None:
-    found = trace(stack, ask(stack, prompt_of(LONG, VOCAB_SIZE, seed=1)))
+    name = ask(stack, prompt_of(LONG, VOCAB_SIZE, seed=1))
+    found = trace_when(stack, name, all_are_there)
 
     assert list(found) == ["router", "decode-0", "prefill-0"]
-    assert {process["status"] for process in found.values()} == {"ok"}
     router, decode, prefill = found.values()
     assert [entry["event"] for entry in router["events"]] == [
         "arrived",
@@ -87,40 +105,38 @@ def test_a_disaggregated_request_is_traced_from_arrival_to_release(stack: Stack)
 
 
 def test_a_local_request_has_steps_on_decode_and_asks_nobody_else(stack: Stack) -> None:
-    found = trace(stack, ask(stack, prompt_of(40, VOCAB_SIZE, seed=2)))
+    found = trace_when(stack, ask(stack, prompt_of(40, VOCAB_SIZE, seed=2)), all_are_there)
     assert list(found) == ["router", "decode-0"]
     events = [entry["event"] for entry in found["decode-0"]["events"]]
     assert events == ["received", "step", "first_token", "finished"]
 
 
 def test_a_client_that_leaves_is_in_the_trace_of_every_process(stack: Stack) -> None:
-    body = {"model": "model", "prompt": prompt_of(LONG, VOCAB_SIZE, seed=40), "max_tokens": 500}
+    prompt = prompt_of(LONG, VOCAB_SIZE, seed=40)
+    # More tokens than it can have before it has left, and none that ends them
+    body = {"model": "model", "prompt": prompt, "max_tokens": 1800, "ignore_eos": True}
     with (
         httpx.Client(base_url=stack.url, timeout=60) as client,
         client.stream("POST", "/v1/completions", json=body | {"stream": True}) as response,
     ):
         name = response.headers["x-request-id"]
         next(response.iter_lines())
-    _wait(lambda: times(trace(stack, name)["decode-0"], "aborted"))
-    found = trace(stack, name)
+    found = trace_when(
+        stack,
+        name,
+        lambda found: all_are_there(found) and times(found["decode-0"], "aborted"),
+    )
     assert found["router"]["events"][-1]["event"] == "left"
     assert found["router"]["events"][-1]["values"] == {"cause": "client"}
     assert found["decode-0"]["events"][-1]["event"] == "aborted"
     assert len(times(found["prefill-0"], "released")) == 1
 
 
-def _wait(condition: Callable[[], object], *, timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_old_requests_are_forgotten(stack: Stack) -> None:
     name = ask(stack, prompt_of(40, VOCAB_SIZE, seed=3))
     for seed in range(4, 12):
         ask(stack, prompt_of(40, VOCAB_SIZE, seed=seed))
-    response = httpx.get(f"{stack.url}/v1/trace/{name}", timeout=10)
+    response = httpx.get(f"{stack.url}/v1/trace/{name}", timeout=ANSWER_TIMEOUT_S)
     assert response.status_code == 404
     assert "the last 8 (trace_requests)" in response.json()["error"]["message"]
 
