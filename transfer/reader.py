@@ -189,20 +189,30 @@ class Reader:
     def renewed(self, message: Renewed, source: Incarnation, now: float) -> list[Action]:
         """A source tells which leases it has extended, and which are void."""
         sent_at = self._endpoints.acknowledge(message, source)
+        actions: list[Action] = []
         if sent_at is None:
             self.stats.stale["renewed"] += 1
-            return []
+        else:
+            actions += self._proven(message, source, sent_at, now)
+        # What is void is so for good, whichever question was answered, or none.
+        voided = message.void if message.incarnation == source else ()
+        for entry in self._requests.of_source(source, voided):
+            self.stats.lease_events["voided"] += 1
+            actions += self._requests.fail(
+                entry, Failure("lease", "the source's lease is void"), now
+            )
+        return actions
+
+    def _proven(
+        self, message: Renewed, source: Incarnation, sent_at: float, now: float
+    ) -> list[Action]:
+        """The leases in ``message`` are good for so long from ``sent_at``."""
         actions: list[Action] = []
         for entry in self._requests.of_source(source, message.requests):
             entry.proven_until = max(entry.proven_until, sent_at + message.lease_s)
             self.stats.lease_events["renewed"] += 1
             if entry.state is State.CONFIRMING:
                 actions += self._requests.settle(entry, now)
-        for entry in self._requests.of_source(source, message.void):
-            self.stats.lease_events["voided"] += 1
-            actions += self._requests.fail(
-                entry, Failure("lease", "the source's lease is void"), now
-            )
         return actions
 
     def prefill_failed(self, message: PrefillFailed, now: float) -> list[Action]:
