@@ -3,7 +3,7 @@
 import random
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from core.errors import ConfigError
 from deploy.cluster.ports import claim_port
@@ -11,6 +11,7 @@ from deploy.cluster.ports import claim_port
 PORTS = range(20_000, 30_000)
 """Below those that Linux gives to whoever asks for any, and above those of Ray's workers."""
 NUM_TRIES = 100
+_given: set[int] = set()
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -19,11 +20,11 @@ def free_port(host: str = "127.0.0.1") -> int:
     What is bound to port 0 in between, as by each of Ray's processes, would now and then get one
     that had been found free by the same means.
     """
-    for port in random.sample(PORTS, NUM_TRIES):
-        try:
-            return claim_port(host, port, field="test")
-        except ConfigError:
-            continue
+    for port in random.sample([port for port in PORTS if port not in _given], NUM_TRIES):
+        with suppress(ConfigError):
+            claim_port(host, port, field="test")
+            _given.add(port)
+            return port
     raise AssertionError(f"none of {NUM_TRIES} ports of {host} is free")
 
 

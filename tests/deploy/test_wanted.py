@@ -168,7 +168,8 @@ port = sys.argv[1].rpartition(":")[2]
 (control_service,) = [
     process
     for process in psutil.process_iter(["name", "cmdline"])
-    if process.info["name"] == "gcs_server" and f"--gcs_server_port={{port}}" in process.cmdline()
+    if f"--gcs_server_port={{port}}" in (process.info["cmdline"] or ())
+    and process.info["name"] == "gcs_server"
 ]
 def plan(name):
     return wanted.Wanted(name, Desired({{}}), {{}})

@@ -4,7 +4,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import time
 import urllib.request
@@ -18,9 +17,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.free_ports import free_port
 from tests.helm.chart import TOOLS, tool
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 150.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def api_server(folder: Path) -> Generator[ApiServer]:
     for program in ("etcd", "openssl"):
         tool(program)
     token = secrets.token_hex(16)
-    peer, client, port = (_free_port() for _ in range(3))
+    peer, client, port = (free_port() for _ in range(3))
     pki = folder / "pki"
     pki.mkdir()
     (pki / "tokens.csv").write_text(f"{token},admin,admin,system:masters\n")
@@ -155,12 +155,6 @@ def _kubeconfig(url: str, token: str) -> dict[str, Any]:
         "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
         "current-context": "x",
     }
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def _for_old_servers(node: Any) -> Any:

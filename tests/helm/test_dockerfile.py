@@ -8,6 +8,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from tests.helm.chart import ROOT
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -59,12 +61,13 @@ def test_every_folder_of_modules_is_installed() -> None:
     assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
 
 
+@pytest.mark.timeout(500)
 def test_what_is_copied_installs_and_runs(tmp_path: Path) -> None:
     lay_out(tmp_path / "app")
     install = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     install += ["--no-deps", "--no-build-isolation", "--no-index", "--target", tmp_path / "site"]
     result = subprocess.run(
-        [*install, tmp_path / "app"], capture_output=True, text=True, timeout=100, check=False
+        [*install, tmp_path / "app"], capture_output=True, text=True, timeout=300, check=False
     )
     assert result.returncode == 0, result.stderr
     for arguments in (["version"], ["config", "reference"]):

@@ -21,7 +21,7 @@ from tests.helm.api_server import (
 )
 from tests.helm.chart import CHART, ROOT, helm
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 OLD_SERVER = {"pdb": {"enabled": False}}
 """The server that can be built is too old for policy/v1; its schema is checked in test_kinds.py."""
 VALUES: dict[str, Any] = dict.fromkeys(("router", "prefill", "decode"), OLD_SERVER)

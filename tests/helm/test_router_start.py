@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,12 +17,14 @@ import yaml
 from core.key_files import write_keys
 from deploy.default_model import DEFAULT_MODEL_NAME
 from deploy.model_source import cache_folder
+from tests.free_ports import free_port
 from tests.helm.chart import ROOT, Object, config_of, containers, of_kind, pods, render
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 100.0
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(300),
     pytest.mark.skipif(
         not (cache_folder() / "models" / DEFAULT_MODEL_NAME).is_dir(),
         reason="the default model is not in the cache; run: sluice fetch",
@@ -34,7 +35,7 @@ pytestmark = [
 def status(url: str) -> int | None:
     """Return the status of an answer; None: nobody listens."""
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310
+        with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310
             return answer.status
     except urllib.error.HTTPError as error:
         return error.code
@@ -58,10 +59,7 @@ def local_config(objects: list[Object], folder: Path) -> Object:
     api_keys = folder / "api-keys"
     api_keys.write_text(of_kind(objects, "Secret")["rel-sluice-api-keys"]["stringData"]["keys"])
     api_keys.chmod(0o600)
-    with socket.socket() as first, socket.socket() as second:
-        for free in (first, second):
-            free.bind(("127.0.0.1", 0))
-        port, control = first.getsockname()[1], second.getsockname()[1]
+    port, control = free_port(), free_port()
     pod = pods(objects)["Deployment/rel-sluice-router"]
     keys = mounted_keys(pod, folder / "keys")
     config["security"] = {"keys_dir": str(keys), "api_keys_file": str(api_keys)}

@@ -19,6 +19,7 @@ import pytest
 
 from deploy.default_model import DEFAULT_MODEL_NAME
 from deploy.model_source import cache_folder
+from tests.free_ports import free_port
 from tests.helm.chart import CHART, ROOT
 
 BIN = Path(sys.executable).parent
@@ -29,7 +30,7 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.ucx,
     pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(
         not (cache_folder() / "models" / DEFAULT_MODEL_NAME).is_dir(),
         reason="the default model is not in the cache; run: sluice fetch",
@@ -68,10 +69,7 @@ class Node:
 def node() -> Generator[Node]:
     with tempfile.TemporaryDirectory(prefix="slh-", dir="/tmp", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        with socket.socket() as first, socket.socket() as second:
-            for free in (first, second):
-                free.bind(("127.0.0.1", 0))
-            gcs, port = first.getsockname()[1], second.getsockname()[1]
+        gcs, port = free_port(), free_port()
         environment = os.environ | {
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
@@ -81,6 +79,8 @@ def node() -> Generator[Node]:
         }
         head = [BIN / "ray", "start", "--head", "--block", "--num-cpus", "3", "--port", str(gcs)]
         head += ["--include-dashboard", "false", "--temp-dir", folder / "t"]
+        for other in ("ray-client-server-port", "dashboard-agent-listen-port"):
+            head += [f"--{other}", str(free_port())]  # by itself Ray takes the same on all clusters
         serve = [sys.executable, "-m", "deploy.main", "serve", "--port", str(port)]
         serve += ["--set", "engine.num_threads=1"]
         started: list[subprocess.Popen[bytes]] = []
@@ -127,7 +127,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.send_signal(signal.SIGTERM)
     _, alive = psutil.wait_procs([process, *below], timeout=20)
     for left in alive:
-        left.kill()
+        with suppress(psutil.NoSuchProcess):
+            left.kill()
+    process.wait()
 
 
 def test_the_chart_tests_generate_and_a_pod_that_ends_is_emptied_first(node: Node) -> None:

@@ -1,6 +1,7 @@
 """A deployment that has met what deployments meet: work, refusals, cancels, deaths, a full pool."""
 
 import asyncio
+import itertools
 import signal
 import urllib.request
 from collections.abc import Iterator
@@ -53,18 +54,28 @@ async def meet_trouble(stack: Stack) -> None:
     """Kill each worker while it works, and start it again: requests are retried or computed."""
     async with httpx.AsyncClient(base_url=stack.url, timeout=120) as client:
         for name, seed in (("decode-0", 900), ("prefill-0", 910)):
-            prompts = [prompt_of(PROMPT, VOCAB_SIZE, seed=seed + index) for index in range(6)]
+            is_killed = asyncio.Event()
             asking = [
-                asyncio.create_task(complete(client, each, max_tokens=300, ignore_eos=True))
-                for each in prompts
+                asyncio.create_task(_ask_until(is_killed, client, seed + index))
+                for index in range(6)
             ]
             while not (await client.get("/status")).json()["pending_requests"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.1)
             await asyncio.to_thread(stack.kill, name, signal_number=signal.SIGKILL)
+            is_killed.set()
             stack.start(name)
             await asyncio.gather(*asking)
             await asyncio.to_thread(stack.wait_ready)
+
+
+async def _ask_until(is_over: asyncio.Event, client: httpx.AsyncClient, seed: int) -> None:
+    """Ask again and again, for what no cache has: however late a worker is killed, it works."""
+    for salt in itertools.count(0, 1000):
+        prompt = prompt_of(PROMPT, VOCAB_SIZE, seed=seed + salt)
+        await complete(client, prompt, max_tokens=300, ignore_eos=True)
+        if is_over.is_set():
+            return
 
 
 async def work(stack: Stack, *, seed: int) -> None:
@@ -97,7 +108,7 @@ def families(stack: Stack) -> dict[tuple[str, str], Metric]:
     for role, address in addresses.items():
         with (
             suppress(ConnectionError),
-            urllib.request.urlopen(address, timeout=5) as response,  # noqa: S310 - ours
+            urllib.request.urlopen(address, timeout=60) as response,  # noqa: S310 - ours
         ):
             for family in text_string_to_metric_families(response.read().decode()):
                 if not family.name.endswith("_created"):

@@ -18,6 +18,7 @@ import yaml
 from tests.free_ports import free_port
 
 HOST = "127.0.0.1"
+START_TIMEOUT_S = 100.0
 
 
 def program(name: str) -> str:
@@ -49,7 +50,7 @@ class Prometheus:
 
     def _get(self, path: str, **parameters: Any) -> Any:
         query = urllib.parse.urlencode(parameters)
-        with urllib.request.urlopen(f"{self.url}{path}?{query}", timeout=10) as response:
+        with urllib.request.urlopen(f"{self.url}{path}?{query}", timeout=60) as response:
             return json.load(response)["data"]
 
     def series(self, expr: str, *, last_s: float, step_s: float = 1.0) -> list[dict[str, Any]]:
@@ -62,7 +63,7 @@ class Prometheus:
 
     def rules(self) -> set[tuple[str, str]]:
         """Return each rule's name and health, once all have been evaluated."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             groups = self._get("/api/v1/rules")["groups"]
             found = {(rule["name"], rule["health"]) for each in groups for rule in each["rules"]}
@@ -71,7 +72,7 @@ class Prometheus:
             assert time.monotonic() < deadline, found
             time.sleep(0.2)
 
-    def wait_scraped(self, num_targets: int, *, timeout_s: float = 30.0) -> None:
+    def wait_scraped(self, num_targets: int, *, timeout_s: float = START_TIMEOUT_S) -> None:
         """Return when all targets have answered."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -117,11 +118,11 @@ def serve(
         yield server
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 def _wait_ready(server: Prometheus, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         try:
             with urllib.request.urlopen(f"{server.url}/-/ready", timeout=2) as response:

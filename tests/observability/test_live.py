@@ -19,7 +19,7 @@ from tests.observability.alerts import ALERTS
 from tests.observability.busy_run import families, meet_trouble, open_stack, work
 from tests.observability.prometheus import Prometheus, program, serve
 
-pytestmark = [pytest.mark.ucx, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ucx, pytest.mark.slow, pytest.mark.timeout(600)]
 
 STILL = {
     "sluice_kv_checksum_failures": "no byte is damaged here: test_checksums.py damages one",
@@ -68,6 +68,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     with open_stack(folder) as stack:
         asyncio.run(meet_trouble(stack))
         asyncio.run(work(stack, seed=1))
+        stack.wait_ready()
         targets = {"router": [urlsplit(stack.url).netloc]}
         for worker in stack.workers():
             targets.setdefault(worker["role"], []).append(
