@@ -103,8 +103,10 @@ async def serve() -> AsyncIterator[Callable[..., object]]:
 
 
 async def test_closed_loop_never_has_more_requests_than_clients(serve: Callable) -> None:
-    # Given a server that notes how many requests are open, and which prompts came
+    # Given a server that notes how many requests are open, and which prompts came, and that
+    # answers none before as many are open as there are clients
     open_now, most, prompts = 0, 0, []
+    all_are_open = asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
         nonlocal open_now, most
@@ -112,6 +114,9 @@ async def test_closed_loop_never_has_more_requests_than_clients(serve: Callable)
         prompts.append(tuple(body["prompt"]))
         open_now += 1
         most = max(most, open_now)
+        if open_now == 3:
+            all_are_open.set()
+        await asyncio.wait_for(all_are_open.wait(), 60)
         response = web.StreamResponse()
         await response.prepare(request)
         for _ in range(body["max_tokens"]):

@@ -13,7 +13,7 @@ from engine.batch import StepBatch, StepOutput
 from engine.executor import StepExecutor
 from engine.kv_pool import KVPool
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 LAYOUT = group_layers(
     [LayerSpec(num_kv_heads=2, head_dim=4) for _ in range(3)], block_size=4, dtype="bfloat16"
 )

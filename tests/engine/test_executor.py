@@ -17,7 +17,7 @@ from engine.batch import StepBatch, StepOutput
 from engine.executor import StepExecutor
 from engine.runner import _recorded_event
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def batch(step: int) -> StepBatch:
@@ -48,11 +48,14 @@ class ControlledRunner:
         self.is_asynchronous = is_asynchronous
         self.fail_launch_of: dict[int, Exception] = {}
         self.fail_drain = False
+        self.may_launch = threading.Event()
+        self.may_launch.set()
         self.launches: queue.Queue[Launched] = queue.Queue()
         self.threads: list[str] = []
         self.num_drains = 0
 
     def launch(self, batch: StepBatch, on_layers: Callable[[int], None]) -> Launched:
+        assert self.may_launch.wait(DEADLINE_S)
         self.threads.append(threading.current_thread().name)
 
         def report_layers() -> None:
@@ -148,8 +151,10 @@ def test_a13_a_step_that_raises_fails_after_a_drain_with_all_behind_it(
 ) -> None:
     cause = ValueError("bad kernel")
     runner.fail_launch_of[2] = cause
+    runner.may_launch.clear()
     for step in (1, 2, 3):
-        executor.submit(batch(step))
+        executor.submit(batch(step))  # the last would be refused if the second had failed already
+    runner.may_launch.set()
     runner.launched().may_end.set()
 
     assert isinstance(reports.next()[1], StepOutput)

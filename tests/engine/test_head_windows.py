@@ -60,12 +60,13 @@ class Case:
             else LayerSpec(num_kv_heads, HEAD_DIM, head_window=window),
         ]
         num_heads = num_kv_heads * int(rng.choice([1, 2, 3]))
+        generator = torch.Generator().manual_seed(seed)
         return cls(
             layers=layers,
             layout=group_layers(layers, block_size=int(rng.choice([4, 8, 16])), dtype=dtype),
             num_heads=num_heads,
             lengths=[int(rng.integers(150, 330)), int(rng.integers(20, 90)), 5],
-            sinks=torch.randn(num_heads) if seed % 3 == 0 else None,
+            sinks=torch.randn(num_heads, generator=generator) if seed % 3 == 0 else None,
             dtype=TORCH_DTYPES[dtype],
         )
 

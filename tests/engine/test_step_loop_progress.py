@@ -12,7 +12,7 @@ from core.ids import StepSeq
 from engine.batch import StepBatch, StepOutput
 from engine.step_loop import StepLoop
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class Held:

@@ -5,6 +5,7 @@ Ranks are threads here, joined by the same collectives as processes are.
 
 import time
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from core.errors import ConfigError, InternalError
 from engine.attention import PagedAttention
 from engine.forward import PagedModel
 from engine.plan import ForwardPlan
-from engine.rank_group import RankGroup, RankPlace
+from engine.rank_group import COLLECTIVE_TIMEOUT_S, RankGroup, RankPlace
 from engine.runner import ModelRunner
 from engine.tensor_parallel import RowwiseLinear, shard_model
 from tests.engine.mixed_batches import expected_logits, random_sequences, run_in_parts
@@ -273,12 +274,14 @@ def test_a_rank_that_never_comes_is_an_error_and_no_wait(
         RankGroup.join(tmp_path / "store", rank=0, size=2, device=torch.device("cpu"))
 
 
-def test_a_rank_that_fails_ends_the_others_step(
-    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_fails_ends_the_others_step(folders: dict[str, Path], tmp_path: Path) -> None:
     """The other rank never comes to the next sum: the wait is bounded, and the step fails."""
-    monkeypatch.setattr("engine.rank_group.COLLECTIVE_TIMEOUT_S", 1.0)
     models = load_ranks(folders["llama"], tmp_path / "store", num_ranks=2, num_blocks=96)
+    assert models[0].group is not None
+    process_group = models[0].group._process_group
+    assert process_group.options._timeout == timedelta(seconds=COLLECTIVE_TIMEOUT_S)
+    # Short from here on: one waits for the other to load, which may take long
+    process_group.set_timeout(timedelta(seconds=1))
     runner = ModelRunner(models[0], max_num_seqs=2)
     with pytest.raises(InternalError, match="another rank is lost"):
         runner.warm_up()

@@ -18,7 +18,7 @@ from core.ids import Attempt, BlockId, Generation, Incarnation, OperationId, Req
 from core.messages import GroupBlocks, PieceId, Welcome
 from ranks.leader import Ranks
 from tests.engine.tiny_models import make_tiny_model
-from tests.ranks.worker_ranks import DEADLINE_S, NUM_BLOCKS, followers, started
+from tests.ranks.worker_ranks import DEADLINE_S, LOST, NUM_BLOCKS, followers, started
 from tests.transfer.source_process import SourceProcess, pattern
 from transfer.actions import PostRead
 from transfer.reads import ReadEnd, Reads
@@ -166,7 +166,7 @@ async def test_a_rank_killed_in_mid_read_ends_the_worker_and_nothing_is_told_of_
     await reading.until_only_rank_1_is_missing(1)
     (follower,) = followers()
     follower.send_signal(signal.SIGKILL)
-    with pytest.raises(InternalError, match="rank 1 of this worker ended"):
+    with pytest.raises(InternalError, match=LOST):
         await asyncio.wait_for(watching, DEADLINE_S)
     reading.reads.close()
     await asyncio.sleep(0)

@@ -19,6 +19,8 @@ from engine.executor import StepExecutor
 from ranks.leader import Ranks
 
 DEADLINE_S = 60.0
+LOST = r"rank 1 of this worker (ended|is gone)"
+"""Its exit code is told where the kernel has it in time: the pipes close a moment before."""
 NUM_BLOCKS = 96
 SECTIONS: dict[str, dict[str, Any]] = {
     "model": {"dtype": "float32", "device": "cpu"},
@@ -54,11 +56,14 @@ async def started(model: Path, role: Role = "decode", **sections: Any) -> AsyncI
 
 def followers(parent: int | None = None) -> list[psutil.Process]:
     """Return the followers of this process, or of ``parent``."""
-    return [
-        child
-        for child in psutil.Process(parent).children()
-        if "spawn_main" in " ".join(child.cmdline())
-    ]
+    return [child for child in psutil.Process(parent).children() if _is_follower(child)]
+
+
+def _is_follower(child: psutil.Process) -> bool:
+    try:
+        return "spawn_main" in " ".join(child.cmdline())
+    except psutil.NoSuchProcess:  # or a zombie: another test's process has ended just now
+        return False
 
 
 class Steps:
