@@ -10,7 +10,8 @@ from core.channel import ClientId
 from core.config import SluiceConfig
 from core.errors import OverloadedError, RequestError
 from core.ids import Owner
-from core.messages import AnyMessage, Failed, Generate, PrefillPeer
+from core.messages import AnyMessage, Failed, FirstToken, Generate, PrefillPeer
+from core.sampling import SamplingParams
 from core.worker_metrics import WorkerMetrics
 from decode.delivery import Delivery, Loss
 from decode.load_failure import LoadFailures
@@ -206,11 +207,11 @@ class Requests:
     def deliver(self, delivery: Delivery) -> None:
         """All KV of a request is here, and its first token, which its router is told."""
         token = delivery.first_token
-        if not self._vocabulary.has_tokens((token.token_id,)):
-            reason = f"prefill sampled token {token.token_id}, which the model does not have"
-            self.lose(Loss(delivery.owner, reason, "transfer"))
-            return
         served = self._served[delivery.owner]
+        fault = self._fault_of(token, served.sequence.sampling)
+        if fault is not None:
+            self.lose(Loss(delivery.owner, fault, "transfer"))
+            return
         sequence = served.sequence
         served.take(delivery.stats, transport=delivery.transport)
         self._metrics.observe_stage("transfer", delivery.stats.transfer_s)
@@ -221,6 +222,18 @@ class Requests:
         self._scheduler.deliver(delivery.owner, token.token_id)
         reason = self._scheduler.finish_delivered(delivery.owner)
         self.tell([Progress(sequence, token.token_id, token.logprobs, reason)])
+
+    def _fault_of(self, token: FirstToken, sampling: SamplingParams) -> str | None:
+        """Return why what prefill says of the first token cannot be passed on; None: it can."""
+        if not self._vocabulary.has_tokens((token.token_id,)):
+            return f"prefill sampled token {token.token_id}, which the model does not have"
+        told, asked = token.logprobs, sampling.logprobs
+        if (told is None) != (asked is None):
+            return f"prefill tells other log-probabilities than logprobs={asked}"
+        rivals = () if told is None else tuple([token_id for token_id, _ in told.top])
+        if len(rivals) > (asked or 0) or not self._vocabulary.has_tokens(rivals):
+            return f"prefill tells {len(rivals)} rivals of the first token, or such as do not exist"
+        return None
 
     def lose(self, loss: Loss) -> None:
         """The KV of a request will not come: it is computed here, or has failed."""

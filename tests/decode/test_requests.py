@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+import pytest
+
 from core.bounds import MAX_EXPLANATION
 from core.channel import ClientId
 from core.config import SluiceConfig
@@ -10,19 +12,21 @@ from core.ids import Attempt, Incarnation, RequestId, WorkerId
 from core.messages import (
     AnyMessage,
     Failed,
+    FirstToken,
     Generate,
     OutputBatch,
     PrefillPeer,
     decode,
     encode,
 )
-from core.sampling import SamplingParams
+from core.sampling import SamplingParams, TokenLogprobs
 from core.trace import Recorder
 from core.worker_metrics import WorkerMetrics
-from decode.delivery import Loss
+from decode.delivery import Delivery, Loss
 from decode.requests import Requests
 from decode.tracing import DecodeTrace
 from tests.decode.bench import Bench
+from transfer.actions import ReceiveStats
 
 ONE, TWO = ClientId(b"one"), ClientId(b"two")
 PEER = PrefillPeer(WorkerId("P"), Incarnation("P1"), "tcp://127.0.0.1:1")
@@ -100,6 +104,7 @@ class Side(Bench):
         attempt: int = 1,
         token_ids: tuple[int, ...] = tuple(range(20)),
         prefill: PrefillPeer | None = None,
+        logprobs: int | None = None,
     ) -> bool:
         return self.requests.take(
             client,
@@ -107,7 +112,7 @@ class Side(Bench):
                 request_id=RequestId(name),
                 attempt=Attempt(attempt),
                 prompt_token_ids=token_ids,
-                sampling=SamplingParams(seed=1, max_tokens=1),
+                sampling=SamplingParams(seed=1, max_tokens=1, logprobs=logprobs),
                 prefill=prefill,
             ),
         )
@@ -233,3 +238,29 @@ async def test_a_reason_of_any_length_is_told_as_far_as_a_message_goes() -> None
     told = decode(encode(message))
     assert isinstance(told, Failed)
     assert told.reason == reason[:MAX_EXPLANATION]
+
+
+@pytest.mark.parametrize(
+    ("asked", "token"),
+    [
+        (None, FirstToken(VOCAB_SIZE)),
+        (None, FirstToken(7, TokenLogprobs(-1.0))),
+        (1, FirstToken(7)),
+        (1, FirstToken(7, TokenLogprobs(-1.0, ((7, -1.0), (8, -2.0))))),
+        (1, FirstToken(7, TokenLogprobs(-1.0, ((VOCAB_SIZE, -1.0),)))),
+    ],
+)
+async def test_what_prefill_says_of_the_first_token_is_what_was_asked(
+    asked: int | None, token: FirstToken
+) -> None:
+    """It is passed on in one message with what others wait for: none may be too long to be read."""
+    side = Side()
+    side.take(ONE, "a", prefill=PEER, logprobs=asked)
+    stats = ReceiveStats(
+        kv_nbytes=0, num_tickets=1, num_cached_tokens=0, prefill_s=0.0, transfer_s=0.0
+    )
+    side.requests.deliver(Delivery((RequestId("a"), Attempt(1)), token, stats, "ucx"))
+    side.run()  # it is computed here
+    (batch,) = [message for _, message in side.sent.messages]
+    assert isinstance(batch, OutputBatch)
+    assert [output.logprobs for output in batch.outputs] == [()], "that of the test's own device"
