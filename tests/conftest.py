@@ -5,10 +5,10 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# No test asserts a time: how long an example takes tells how busy the machine is.
-settings.register_profile("sluice", deadline=None)
+# No test asserts a time: how long an example takes, or to draw it, tells how busy the machine is.
+settings.register_profile("sluice", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("sluice")
 
 
