@@ -72,9 +72,9 @@ said["is_stored"] = wanted.is_stored(space)
 ray.shutdown()
 print(json.dumps(said))
 """
-TIMEOUT_S = 150.0
+TIMEOUT_S = 400.0
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(500)]
 
 
 @pytest.fixture(scope="module")

@@ -133,12 +133,12 @@ ray.shutdown()
 print(json.dumps(said))
 """
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(800)]
 
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, Any]:
-    return said_on_a_cluster(PROGRAM, timeout_s=350.0)
+    return said_on_a_cluster(PROGRAM, timeout_s=700.0)
 
 
 def test_a_controller_that_hangs_is_started_anew_and_then_so_is_the_dead_worker(

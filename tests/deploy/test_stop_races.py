@@ -139,9 +139,9 @@ said["left"] = left()
 ray.shutdown()
 print(json.dumps(said))
 """
-TIMEOUT_S = 400.0
+TIMEOUT_S = 800.0
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 NOTHING = [[], True, False]
 """No service, no controller, and no plan."""
 
