@@ -3,7 +3,9 @@
 Holds only ``main``: Ray pickles classes of ``__main__`` by value, so none may live here.
 """
 
+import os
 import sys
+from pathlib import Path
 
 from deploy.cli.importing import ended_by_ctrl_c
 from deploy.exit_codes import EXIT_INTERRUPTED
@@ -11,6 +13,9 @@ from deploy.exit_codes import EXIT_INTERRUPTED
 
 def main() -> int:
     """Run the command line and return its exit code."""
+    # Whoever has started us may have closed what nobody reads.
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - until the process ends
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     try:
         with ended_by_ctrl_c():
             from deploy.cli.parser import run  # noqa: PLC0415

@@ -35,22 +35,11 @@ class RunningSession:
     url: str | None = None
     """Of the API; None: its router runs elsewhere."""
 
-    def wait_end(self, timeout_s: float) -> bool:
-        """Return whether the driver has ended within ``timeout_s``.
-
-        Its parent need not have heard of it. Looks again and again: before Linux 5.3 nothing tells
-        of the end of what is no child.
-        """
-        deadline = time.monotonic() + timeout_s
-        try:
-            driver = psutil.Process(self.pid)
-            while driver.is_running() and driver.status() != psutil.STATUS_ZOMBIE:
-                if time.monotonic() >= deadline:
-                    return False
-                time.sleep(LOOK_S)
-        except psutil.NoSuchProcess:
-            pass
-        return True
+    def driver(self) -> psutil.Process | None:
+        """Return the driver, to be told from a later process of its pid; None: it has ended."""
+        with suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.pid)
+        return None
 
 
 def run_file(name: str) -> Path:
@@ -132,6 +121,23 @@ def running_here() -> dict[str, RunningSession]:
             if (session := find_session(path.stem)) is not None:
                 sessions[path.stem] = session
     return sessions
+
+
+def wait_end(driver: psutil.Process, timeout_s: float) -> bool:
+    """Return whether ``driver`` has ended within ``timeout_s``.
+
+    Its parent need not have heard of it. Looks again and again: before Linux 5.3 nothing tells of
+    the end of what is no child.
+    """
+    deadline = time.monotonic() + timeout_s
+    try:
+        while driver.is_running() and driver.status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(LOOK_S)
+    except psutil.NoSuchProcess:
+        pass
+    return True
 
 
 def url_here() -> str | None:

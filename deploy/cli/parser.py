@@ -54,11 +54,10 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _carry_out(argv: Sequence[str]) -> int:
-    try:
-        arguments = _parser().parse_args(argv)
-        return arguments.action(arguments)
-    finally:
-        sys.stdout.flush()  # at the process's end nobody could tell that there is no room for it
+    arguments = _parser().parse_args(argv)
+    code: int = arguments.action(arguments)
+    sys.stdout.flush()  # at the process's end nobody could tell that there is no room for it
+    return code
 
 
 def _leave_output() -> None:

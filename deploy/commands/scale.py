@@ -16,7 +16,7 @@ from core.errors import ConfigError, SluiceError
 from core.messages import Role
 from deploy.cluster.environment import named_cluster, prepare_asking_environment
 from deploy.cluster.reach import cluster_started_here, file_of_cluster_started_here, joined
-from deploy.run_file import RunningSession, find_session, running_here
+from deploy.run_file import RunningSession, find_session, running_here, wait_end
 from deploy.supervision.outcome import Outcome, Refused, Unchanged
 
 CALL_TIMEOUT_S = 30.0
@@ -84,10 +84,11 @@ def run_down(name: str, address: str | None, *, grace_s: float) -> int:
     with _found(name, address) as found:
         from deploy.supervision.stopping import stop_all  # noqa: PLC0415 - imports Ray
 
+        driver = None if found.session is None else found.session.driver()
         stop_all(found.namespace, grace_s)
-    if found.session is not None and not found.session.wait_end(DRIVER_END_TIMEOUT_S):
+    if driver is not None and not wait_end(driver, DRIVER_END_TIMEOUT_S):
         raise SluiceError(
-            f"the router and the workers of {name!r} are stopped, but process {found.session.pid}, "
+            f"the router and the workers of {name!r} are stopped, but process {driver.pid}, "
             f"which started them, still runs after {DRIVER_END_TIMEOUT_S:.0f} s; kill it"
         )
     sys.stdout.write(f"{name}: stopped\n")

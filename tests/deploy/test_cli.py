@@ -161,6 +161,17 @@ def test_output_that_finds_no_room_is_told_in_one_line(command: str, code: int) 
     assert (done.returncode, done.stderr) == (code, line if code else "")
 
 
+@pytest.mark.parametrize(("command", "code"), [("version", 0), ("update --set a=b", EXIT_USAGE)])
+def test_a_command_whose_output_is_closed_is_carried_out(command: str, code: int) -> None:
+    """As service managers do with what nobody reads."""
+    line = f"exec {sys.executable} -m deploy.main {command} >&-"
+    done = subprocess.run(
+        ["sh", "-c", line], cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert len(done.stderr.splitlines()) == bool(code), done.stderr
+
+
 def test_a_file_of_api_keys_that_cannot_be_read_is_named_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,7 @@ from deploy.run_file import (
     run_file,
     running_here,
     url_here,
+    wait_end,
 )
 
 SESSION = RunningSession(address="127.0.0.1:1", token="", pid=os.getpid())
@@ -93,10 +94,12 @@ def test_the_api_of_the_only_deployment_here_need_not_be_named(
 def test_the_end_of_a_session_can_be_waited_for_though_nobody_has_reaped_its_driver() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     session = replace(SESSION, pid=child.pid)
-    assert not session.wait_end(0.2)
+    driver = session.driver()
+    assert driver is not None
+    assert not wait_end(driver, 0.2)
     assert child.stdin is not None
     child.stdin.close()
-    assert session.wait_end(60)
+    assert wait_end(driver, 60)
     child.wait()
-    assert session.wait_end(0)
-    assert DEAD.wait_end(0)
+    assert wait_end(driver, 0)
+    assert session.driver() is DEAD.driver() is None
