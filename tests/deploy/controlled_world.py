@@ -156,6 +156,12 @@ class World:
     def step(self) -> None:
         self.loop.step(0.0)
 
+    def step_until_ready(self) -> None:
+        """Start what is wanted, and let all that is there be ready."""
+        self.step()
+        for name in list(self.services.seen):
+            self.services.put(name, "ready")
+
     def wanted(self) -> dict[str, int]:
         """Return the numbers that the next controller would find."""
         targets = self.stored[-1].desired.targets

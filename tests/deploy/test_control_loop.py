@@ -100,9 +100,7 @@ def test_a_worker_that_was_named_while_a_drain_stands_still_changes_its_role_aft
     world: World,
 ) -> None:
     services = world.services
-    world.step()
-    for name in list(services.seen):
-        services.put(name, "ready")
+    world.step_until_ready()
     assert world.scale({"prefill": 0}, {}) == Taken()
     with world.standing(services.gate, world.step):
         assert answer(lambda: world.scale({}, {"decode-0": "prefill"})) == Taken()
@@ -186,9 +184,7 @@ def test_what_the_acting_thread_stores_is_progress_and_what_a_command_stores_is_
     world: World,
 ) -> None:
     """Or whoever tells a hanging controller something again and again keeps it hanging."""
-    world.step()
-    for name in list(world.services.seen):
-        world.services.put(name, "ready")
+    world.step_until_ready()
     before = world.loop.progress
     world.scale({"decode": 3}, {})
     assert world.loop.progress == before

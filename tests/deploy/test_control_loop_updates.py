@@ -105,9 +105,7 @@ def test_a_worker_that_no_update_can_start_is_told_to_all_with_the_reason_until_
     world: World,
 ) -> None:
     services = world.services
-    world.step()
-    for name in list(services.seen):
-        services.put(name, "ready")
+    world.step_until_ready()
     world.step()
     assert world.orders.update(config_of("b")) == Taken()
     world.step()
