@@ -5,6 +5,8 @@ source may be there. What is read over that one was not torn down, whatever was 
 there that never ends must end by its timeout, or its request waits for ever.
 """
 
+import pytest
+
 from core.ids import OperationId
 from tests.transfer.one_receive import R, start
 from tests.transfer.two_sides import DecodeSide, PrefillSide, owner
@@ -27,12 +29,14 @@ def end_old(decode: DecodeSide) -> None:
     decode.carry_out(decode.reader.read_failed(OperationId(1), "torn down", decode.now))
 
 
+@pytest.mark.parametrize("is_old_over", [True, False])
 def test_c20_a_read_over_the_new_pair_has_its_timeout(
-    decode: DecodeSide, prefill: PrefillSide
+    decode: DecodeSide, prefill: PrefillSide, *, is_old_over: bool
 ) -> None:
-    # Given a new pair, and then the end of what was read over the one before
+    # Given a new pair, and what was read over the one before: it ends, or has not yet
     pair_anew(decode, prefill)
-    end_old(decode)
+    if is_old_over:
+        end_old(decode)
     assert R in decode.failed
     # When the source does not answer
     decode.nic.freeze(prefill.incarnation)
@@ -46,6 +50,8 @@ def test_c20_a_read_over_the_new_pair_has_its_timeout(
     # Then it is torn down, once
     assert S in decode.failed
     assert decode.torn == [prefill.incarnation]
+    if not is_old_over:
+        end_old(decode)
     assert decode.num_free == 10
 
 
