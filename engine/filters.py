@@ -98,7 +98,8 @@ def _nucleus_cutoff(probs: NDArray[np.float32], top_p: float) -> float:
 
     Positive floats are ordered as their bits are, so the upper bits are a histogram's bins.
     """
-    bins = probs.view(np.int32) >> _BIN_SHIFT
+    # Unsigned: a NaN, such as a penalty next to nothing makes, may have its sign set.
+    bins = probs.view(np.uint32) >> _BIN_SHIFT
     mass = np.bincount(bins, weights=probs)
     mass_from = np.cumsum(mass[::-1])[::-1]
     share = top_p * mass_from[0]

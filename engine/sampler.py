@@ -33,6 +33,10 @@ class SamplingRows:
     """(rows, token ids): pairs that cannot be sampled in this step."""
 
 
+MIN_TEMPERATURE = 1e-5
+"""Of what is not greedy: below it the likeliest token has it all, and quotients would overflow."""
+
+
 def sample(logits: torch.Tensor, rows: SamplingRows, history: TokenHistory) -> torch.Tensor:
     """Return the sampled token ids [rows], int64. Overwrites ``logits`` [rows, vocab], float32."""
     if rows.penalties is not None:
@@ -54,7 +58,7 @@ def sample(logits: torch.Tensor, rows: SamplingRows, history: TokenHistory) -> t
 def _draw(logits: torch.Tensor, rows: SamplingRows, at: NDArray[np.intp]) -> torch.Tensor:
     """Return a token for each of ``logits``, which are those of ``rows`` at ``at``."""
     device = logits.device
-    logits /= _to(device, rows.temperature[at])[:, None]
+    logits /= _to(device, np.maximum(rows.temperature[at], MIN_TEMPERATURE))[:, None]
     # In place on a CPU, where fresh pages for [rows, vocab] cost more than the arithmetic.
     probs = torch.softmax(logits, dim=-1, out=logits if device.type == "cpu" else None)
     apply_filters(probs, rows.top_k[at], rows.top_p[at], rows.min_p[at])
